@@ -9,7 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-bool hvi_listener_is_ours(int socket_fd, uid_t *uid_p)
+bool hvi_listener_uid(int socket_fd, uid_t *uid_p)
 {
     struct ucred listener;
     socklen_t size = sizeof(listener);
@@ -18,7 +18,12 @@ bool hvi_listener_is_ours(int socket_fd, uid_t *uid_p)
     if (getsockopt(socket_fd, SOL_SOCKET, SO_PEERCRED, &listener, &size) != 0)
         return false;
     *uid_p = listener.uid;
-    return listener.uid == 0 || listener.uid == geteuid();
+    return true;
+}
+
+bool hvi_listener_is_ours(int socket_fd, uid_t *uid_p)
+{
+    return hvi_listener_uid(socket_fd, uid_p) && (*uid_p == 0 || *uid_p == geteuid());
 }
 
 static bool is_named(uid_t uid)

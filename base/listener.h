@@ -10,6 +10,8 @@
 /* The service's sockets are here. Only root makes names in /run. */
 #define HVI_SERVICE_DIR "/run/hvdd"
 
+/* The listener's uid; of a socketpair, the uid of the process that made it. False where the kernel does not tell it. */
+bool hvi_listener_uid(int socket_fd, uid_t *uid_p);
 /* The listener's uid is this process' effective uid or root's. *uid_p is the listener's uid; (uid_t)-1 where the
  * kernel does not tell it, and the result is false then. */
 bool hvi_listener_is_ours(int socket_fd, uid_t *uid_p);

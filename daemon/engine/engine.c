@@ -4,6 +4,7 @@
 
 #include "base/assert.h"
 #include "base/clock.h"
+#include "base/listener.h"
 #include "base/log.h"
 #include "base/status.h"
 #include "daemon/engine/exec/fusion.h"
@@ -202,6 +203,7 @@ int engine_init(struct engine *engine, const struct hvi_engine_start *start, int
     memset(engine, 0, sizeof *engine);
     engine->start = *start;
     engine->link_fd = link_fd;
+    hvi_listener_uid(link_fd, &engine->hvdd_uid);
     engine->engine_fd = engine->worker_fd = -1;
     engine->bell_region.fd = -1;
     engine->slots.map.region.fd = -1;

@@ -34,7 +34,8 @@ struct engine {
     uint64_t started_ns;
 
     sd_event *event;
-    int link_fd; /* -1: hvdd is gone */
+    int link_fd;    /* -1: hvdd is gone */
+    uid_t hvdd_uid; /* whose the first link was */
     sd_event_source *link_source, *retry_source;
     int engine_fd; /* eventfd that clients write when we sleep */
     int worker_fd; /* eventfd that our own threads write */

@@ -322,18 +322,25 @@ void engine_link_close(struct engine *engine)
     engine->retry_source = sd_event_source_disable_unref(engine->retry_source);
 }
 
+/* Root's service manager, or hvdd's user listens. The job's own user does not count: the engine may be his by now. */
+static bool is_hvdd(const struct engine *engine, int fd)
+{
+    uid_t uid;
+
+    return hvi_listener_uid(fd, &uid) && (uid == 0 || uid == engine->hvdd_uid);
+}
+
 static int connect_hvdd(const struct engine *engine)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     size_t length = strlen(engine->start.attach_path);
-    uid_t uid;
 
     if (length == 0 || length >= sizeof address.sun_path)
         return -1;
     memcpy(address.sun_path, engine->start.attach_path, length);
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd >= 0 && (connect(fd, (struct sockaddr *)&address, sizeof address) != 0 ||
-                    !hvi_listener_is_ours(fd, &uid))) {
+    if (fd >= 0 &&
+        (connect(fd, (struct sockaddr *)&address, sizeof address) != 0 || !is_hvdd(engine, fd))) {
         close(fd);
         return -1;
     }

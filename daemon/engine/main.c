@@ -5,6 +5,7 @@
 #include "base/log.h"
 #include "base/status.h"
 #include "daemon/engine/engine.h"
+#include "daemon/engine/user.h"
 #include "proto/started.h"
 #include "reduce/reduce.h"
 
@@ -58,7 +59,7 @@ static bool is_possible(const struct hvi_engine_start *start)
     return seats > 0 && seats <= start->size && seats <= HVI_RANKS_MAX;
 }
 
-/* hvdd's first message. */
+/* hvdd's first message, with the socket of the trainer whose job it is. It is decoded as that trainer's user. */
 static int receive_start(struct hvi_packet *packet, struct hvi_engine_start *start_p)
 {
     struct hvi_packet_msg msg;
@@ -67,7 +68,10 @@ static int receive_start(struct hvi_packet *packet, struct hvi_engine_start *sta
 
     if (status != HVI_OK)
         return status;
+    status = engine_user_become(packet->fd_count > 0 ? packet->fds[0] : -1);
     hvi_packet_close_fds(packet);
+    if (status != HVI_OK)
+        return status;
     status = hvi_packet_msg_decode(packet->bytes, packet->length, &msg, why, sizeof why);
     if (status != HVI_OK)
         return status;

@@ -4,6 +4,7 @@
 #include "daemon/gpu/can.h"
 #include "daemon/gpu/worker.h"
 
+#include "base/rights.h"
 #include "base/status.h"
 #include "proto/started.h"
 
@@ -186,6 +187,8 @@ int main(int argc, char **argv)
         return usage(2);
     hvi_log_init("hvdd-gpu", HVI_LOG_INFO);
     set_signals();
+    if (geteuid() != 0 && !hvi_rights_keep(0)) /* those that hvdd has for engines */
+        return 1;
     status = hvi_started_tell(LINK_FD, "hvdd-gpu");
     if (status == HVI_ERR_REFUSED)
         HVI_LOG(HVI_LOG_ERROR, "link", "no-start", "this is not the connection of this user's hvdd",

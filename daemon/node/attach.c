@@ -154,21 +154,24 @@ static void hand_over(struct node_pending *pending, struct node_generation *gene
 }
 
 /* A generation and its engine for a rank that finds none. */
-static int make_generation(struct node *node, const struct node_peer *peer,
+static int make_generation(const struct node_pending *pending,
                            const struct hvi_attach_request *request, struct node_decision *decision)
 {
+    struct node *node = pending->node;
     char digest[HVI_DIGEST_TEXT];
     int status;
 
     hvi_digest_text(request->job_key, digest);
-    status = node_generation_new(&node->jobs, request->job, peer->uid, digest, request->size,
-                                 node_attach_seats(request), 0, &decision->generation);
+    status =
+        node_generation_new(&node->jobs, request->job, pending->peer.uid, digest, request->size,
+                            node_attach_seats(request), 0, &decision->generation);
     if (status != HVI_OK) {
         snprintf(decision->text, sizeof(decision->text), "hvdd is out of memory");
         return HVI_ERR_DAEMON;
     }
     decision->generation->seats = node_attach_seats(request);
-    status = node_spawn_engine(node, decision->generation, decision->text, sizeof(decision->text));
+    status = node_spawn_engine(node, decision->generation, pending->fd, decision->text,
+                               sizeof(decision->text));
     if (status != HVI_OK)
         node_generation_end(&node->jobs, decision->generation, "its engine could not be started");
     return status;
@@ -237,7 +240,7 @@ static void handle_attach(struct node_pending *pending, const struct hvi_attach_
         return;
     }
     if (decision.status == HVI_OK && decision.generation == NULL)
-        decision.status = make_generation(node, &pending->peer, request, &decision);
+        decision.status = make_generation(pending, request, &decision);
     if (decision.status != HVI_OK)
         pending_refuse(pending, decision.status, decision.text);
     else
@@ -247,11 +250,21 @@ static void handle_attach(struct node_pending *pending, const struct hvi_attach_
 /* ---- the first message
  * ------------------------------------------------------------------------------------------- */
 
+/* Started by a hvdd of this service: it has its user still, or has become that of its job. */
+static bool is_engine(const struct node_pending *pending, const struct hvi_engine_hello *hello)
+{
+    if (pending->peer.uid == pending->node->uid)
+        return true;
+    return pending->peer.uid == hello->uid && !pending->node->private_mode &&
+           node_listen_peer_is_service(pending->fd);
+}
+
 static void handle_hello(struct node_pending *pending, const struct hvi_engine_hello *hello)
 {
-    if (pending->peer.uid != pending->node->uid) {
+    if (!is_engine(pending, hello)) {
         pending_refuse(pending, HVI_ERR_REFUSED,
-                       "only engines of this hvdd's own user may say hello");
+                       "only engines that a hvdd of this service has started may say hello, each "
+                       "for its own user's job");
         return;
     }
     pending->io = sd_event_source_disable_unref(pending->io); /* a descriptor can be watched once */

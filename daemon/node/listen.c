@@ -133,6 +133,15 @@ bool node_listen_peer(int fd, struct node_peer *peer_p)
     return true;
 }
 
+bool node_listen_peer_is_service(int fd)
+{
+    gid_t group;
+    socklen_t size = sizeof(group);
+
+    return getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, &group, &size) == 0 && size == sizeof(group) &&
+           group == getegid() && group != 0;
+}
+
 int node_listen_open(struct node *node)
 {
     if (node->attach_fd < 0) {

@@ -3,8 +3,10 @@
  * start. This file puts the parts together; docs/design/spine.md says what they do. */
 #include "daemon/node/node.h"
 
+#include "base/rights.h"
 #include "base/status.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
@@ -58,20 +60,32 @@ static void read_config(struct node *node, int argc, char **argv)
     }
 }
 
-/* Engines have hvdd's user. As root the kernel would let them move the memory of any process: also of a program with
- * other rights that a trainer executes while an op of its is in flight, and the peers would get that memory. A private
- * hvdd of root's serves root's trainers alone, which have those rights themselves. */
+/* It reads what every user sends, and root owns the system's files whatever capabilities it has left. A private hvdd of
+ * root's serves root's trainers alone, whose rights its engines have. */
 static bool is_root_for_all(const struct node *node)
 {
     if (node->private_mode || node->uid != 0)
         return false;
-    HVI_LOG(HVI_LOG_ERROR, "main", "root-for-all",
-            "a hvdd for all users does not run as root, because its engines would have root's "
-            "rights over every user's processes; start the service, which has a user of its own "
-            "(systemctl start hvdd), or hvdd as another user, or with --private=yes for root's own "
-            "jobs",
-            "");
+    HVI_LOG(
+        HVI_LOG_ERROR, "main", "root-for-all",
+        "a hvdd for all users does not run as root, which owns the system's files; start the "
+        "service, which has a user of its own (systemctl start hvdd), or hvdd as another user, or "
+        "with --private=yes for root's own jobs",
+        "");
     return true;
+}
+
+/* With the first two, engines become their job's user (daemon/engine/user.c), and with the third hvdd can still kill
+ * them. Root's private hvdd keeps its rights. */
+static bool limit_rights(const struct node *node)
+{
+    const uint64_t rights = HVI_RIGHT(CAP_SETUID) | HVI_RIGHT(CAP_SETGID) | HVI_RIGHT(CAP_KILL);
+
+    if (node->uid == 0 || hvi_rights_keep(node->private_mode ? 0 : rights))
+        return true;
+    HVI_LOG(HVI_LOG_ERROR, "main", "no-limits", "hvdd cannot give up capabilities", "error=\"%s\"",
+            strerror(errno));
+    return false;
 }
 
 /* Where hvdd goes, and whom it serves where nobody says: all users from the system's directory. */
@@ -155,7 +169,7 @@ int main(int argc, char **argv)
     node.descriptors = raise_descriptor_limit();
     node.uid = geteuid();
     choose_place(&node);
-    if (is_root_for_all(&node))
+    if (is_root_for_all(&node) || !limit_rights(&node))
         return 2;
     node.started_ns = hvi_clock_ns();
     node.next_session = node.started_ns; /* grows from one hvdd to the next */

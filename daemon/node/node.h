@@ -198,6 +198,9 @@ int node_acceptor_open(struct node_acceptor *acceptor, struct node *node, int fd
 void node_acceptor_close(struct node_acceptor *acceptor);
 /* Who has connected, from the kernel. False: it cannot be told. */
 bool node_listen_peer(int fd, struct node_peer *peer_p);
+/* The only supplementary group of the process that has connected is hvdd's own. hvdd and its unit give that group to
+ * engines that become another user, and users have it not. */
+bool node_listen_peer_is_service(int fd);
 
 /* ---- attach.c: from a connection to an engine
  * --------------------------------------------------------------------- */
@@ -252,10 +255,11 @@ int node_spawn_find(struct node *node);
  * package was removed or moved meanwhile. errno number. */
 int node_spawn_program(const char *path, int program_fd, const char *name, int link_fd,
                        pid_t *pid_p);
-/* Starts the engine of a generation, or has its unit do so, and sends EngineStart. HVI_OK or
+/* Starts the engine of a generation, or has its unit do so, and sends EngineStart. The engine gets a copy of
+ * `trainer_fd`, the connection of one of its ranks (-1: none), and runs as that one's user if it may. HVI_OK or
  * HVI_ERR_DAEMON with a sentence; logs. */
-int node_spawn_engine(struct node *node, struct node_generation *generation, char *text_p,
-                      size_t text_size);
+int node_spawn_engine(struct node *node, struct node_generation *generation, int trainer_fd,
+                      char *text_p, size_t text_size);
 /* Watches the process of engine->pidfd, which may be our child. Negative: -errno, as from sd-event.
  */
 int node_spawn_watch(struct node_engine *engine);

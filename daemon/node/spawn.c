@@ -182,7 +182,8 @@ int node_spawn_program(const char *path, int program_fd, const char *name, int l
     return run_program(opened, name, link_fd, pid_p);
 }
 
-static int send_start(struct node *node, struct node_engine *engine)
+/* The engine takes from `trainer_fd` as whose it runs; -1: it stays hvdd's user's. */
+static int send_start(struct node *node, struct node_engine *engine, int trainer_fd)
 {
     const struct node_generation *generation = engine->generation;
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_ENGINE_START};
@@ -205,7 +206,7 @@ static int send_start(struct node *node, struct node_engine *engine)
     start->seats = node_generation_spans(generation) ? generation->seats : 0;
     start->gpu = node->config.gpu != 0;
     node_mesh_fill_engine(node, start);
-    return node_link_send(engine, &msg, NULL, 0);
+    return node_link_send(engine, &msg, &trainer_fd, trainer_fd >= 0 ? 1 : 0);
 }
 
 static int engine_ended(sd_event_source *source, const siginfo_t *info, void *user)
@@ -274,8 +275,8 @@ void node_spawn_log_started(const struct node_engine *engine)
                (int)engine->pid);
 }
 
-static int ask_unit(struct node *node, struct node_generation *generation, char *text_p,
-                    size_t text_size)
+static int ask_unit(struct node *node, struct node_generation *generation, int trainer_fd,
+                    char *text_p, size_t text_size)
 {
     const char *path = node->config.engine_socket;
     int fd = node_unit_connect(path);
@@ -287,20 +288,20 @@ static int ask_unit(struct node *node, struct node_generation *generation, char 
             close(fd);
         return fail_spawn(generation, path, error, text_p, text_size);
     }
-    if (send_start(node, engine) != HVI_OK)
+    if (send_start(node, engine, trainer_fd) != HVI_OK)
         node_spawn_kill(engine, "it could not be told what to do");
     return HVI_OK;
 }
 
-int node_spawn_engine(struct node *node, struct node_generation *generation, char *text_p,
-                      size_t text_size)
+int node_spawn_engine(struct node *node, struct node_generation *generation, int trainer_fd,
+                      char *text_p, size_t text_size)
 {
     struct node_engine *engine;
     int link[2], pidfd, error;
     pid_t pid;
 
     if (node->config.engine_socket[0] != '\0')
-        return ask_unit(node, generation, text_p, text_size);
+        return ask_unit(node, generation, trainer_fd, text_p, text_size);
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, link) != 0)
         return fail_spawn(generation, "socketpair", errno, text_p, text_size);
     error = node_spawn_program(node->engine_path, node->engine_fd, "hvdd-engine", link[1], &pid);
@@ -318,7 +319,7 @@ int node_spawn_engine(struct node *node, struct node_generation *generation, cha
         return fail_spawn(generation, "watch", error, text_p, text_size);
     }
     node_spawn_log_started(engine);
-    if (send_start(node, engine) != HVI_OK)
+    if (send_start(node, engine, trainer_fd) != HVI_OK)
         node_spawn_kill(engine, "it could not be told what to do");
     return HVI_OK;
 }

@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ordinary memory that the engine reads and writes by address, and adopted memory: vanishing buffers, dying trainers,
 forks, early closes. An op fails with one sentence on every rank, and what is not concerned goes on."""
-import ctypes
 import os
 import random
 import re
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
@@ -19,25 +16,7 @@ DEADLINE_NS = 100_000_000
 FLOATS = 16 << 20  # 64 MiB
 ALWAYS = {"HVD_FOREIGN_MEMORY": "always"}
 
-
-_READ = """import ctypes, sys
-class Part(ctypes.Structure):
-    _fields_ = [("base", ctypes.c_void_p), ("bytes", ctypes.c_size_t)]
-here, there = ctypes.create_string_buffer(8), Part(int(sys.argv[2]), 8)
-libc = ctypes.CDLL(None, use_errno=True)
-read = libc.process_vm_readv(int(sys.argv[1]), ctypes.byref(Part(ctypes.addressof(here), 8)), 1, ctypes.byref(there), 1, 0)
-sys.exit(0 if read == 8 and here.raw == b"unlikely" else 1)
-"""
-
-
-def is_allowed() -> bool:
-    """Whether a process may read another one of the same user that it has not started, as engines do with trainers."""
-    word = ctypes.create_string_buffer(b"unlikely", 8)
-    return subprocess.run([sys.executable, "-c", _READ, str(os.getpid()), str(ctypes.addressof(word))],
-                          check=False).returncode == 0
-
-
-pytestmark = pytest.mark.skipif(not is_allowed(), reason="the kernel does not let the engine into other processes")
+pytestmark = pytest.mark.skipif(not procs.may_be_entered(), reason="the kernel does not let the engine into other processes")
 
 
 def submit(job: Job, number: int, name: str, **more) -> int:

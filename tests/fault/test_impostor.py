@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hvt import Status, wait_until
+from hvt import Daemon, Status, as_service, wait_until
 from hvt.environment import clean_environment
 from hvt.job import Job
 from hvt.rank import Rank
@@ -142,3 +142,22 @@ def test_an_engine_does_not_introduce_itself_to_another_users_process(daemon):
     daemon.start()
     wait_until(lambda: [row["job"] for row in daemon.jobs()] == [job.name], "the engine to come back")
     job.check_usable()
+
+
+def test_an_engine_that_has_become_a_user_does_not_introduce_itself_to_that_users_process():
+    """What it says there would be a job's; hvdd is another user."""
+    with Daemon(options={"private": "no"}, folder_mode=0o755, user=as_service(), rights=("setuid", "setgid", "kill")) as daemon:
+        theirs = daemon.rank(user=NOBODY)
+        theirs.open("theirs", 0, 1)
+        daemon.kill()
+        daemon.attach_path.unlink()
+        daemon.admin_path.unlink()
+        daemon.address.chmod(0o777)
+        with impostor(daemon.address) as running:
+            assert running.heard() == (b"", 0)
+            daemon.attach_path.unlink()
+            daemon.admin_path.unlink()
+        daemon.address.chmod(0o755)
+        daemon.start()
+        wait_until(lambda: [row["job"] for row in daemon.jobs()] == ["theirs"], "the engine to come back")
+        assert theirs.outcome(theirs.submit("barrier", "b")).ok

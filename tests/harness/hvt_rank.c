@@ -47,6 +47,8 @@
  *     {"do": "hold"}                   forks a child that keeps every descriptor and sleeps ->
  * "pid": N
  *     {"do": "forked", "session": 0}   what a forked child gets from the parent's session
+ *     {"do": "become", "path": S, "op": N}   executes hvt-other in its place, with all descriptors and where the op's input
+ * was; that one answers
  *     {"do": "exit", "code": N | "signal": N}          ends without closing anything; no reply
  *
  * Every reply has "status" (enum hvd_status) and, when it is negative, "text" (hvd_last_error).
@@ -1294,6 +1296,19 @@ static void do_hold(const cJSON *command, cJSON *reply)
     add_int(reply, "pid", child);
 }
 
+static void do_become(const cJSON *command, cJSON *reply)
+{
+    const struct hvt_buffer *input = &get_op(command)->in;
+    const char *path = get_text(command, "path");
+    char address[32], bytes[32];
+    snprintf(address, sizeof address, "%llu", (unsigned long long)(uintptr_t)input->data);
+    snprintf(bytes, sizeof bytes, "%zu", input->bytes);
+    for (int fd = 3; fd < 1024; fd++)
+        fcntl(fd, F_SETFD, 0);
+    execl(path, path, address, bytes, NULL);
+    add_status(reply, HVD_ERR_INVALID);
+}
+
 static void do_forked(const cJSON *command, cJSON *reply)
 {
     struct hvd_session *session = get_session(command);
@@ -1340,7 +1355,7 @@ static const struct hvt_command commands[] = {
     {"unmap", do_unmap},     {"timeline", do_timeline}, {"kept", do_kept},
     {"answer", do_answer},   {"stream", do_stream},     {"gate", do_gate},
     {"read", do_read},       {"drain", do_drain},       {"stream_wait", do_stream_wait},
-    {"where", do_where},
+    {"where", do_where},     {"become", do_become},
 };
 
 static void run(const cJSON *command)

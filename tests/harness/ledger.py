@@ -116,6 +116,7 @@ CONDITIONS: dict[str, Callable[[], bool]] = {
     "no-clang-format-14": lambda: not _succeeds("sh", "-c", "clang-format-14 --version || clang-format --version | grep -q ' 14[.]'"),
     "no-foreign-memory": _may_be_kept_out,
     "no-fault-handler": _may_not_handle_faults,
+    "yama": lambda: _first_number("/proc/sys/kernel/yama/ptrace_scope") > 0,
     "no-memory-cgroup": lambda: not _may_limit_memory(),
     "no-ipv6": _has_no_ipv6,
     "no-mount": lambda: not _succeeds("unshare", "--mount", "true"),

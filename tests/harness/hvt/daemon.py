@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hvt import procs
@@ -46,6 +46,13 @@ def service_programs(environment: dict[str, str]) -> tuple[str, str, dict[str, s
     return hvdd, engine, environment
 
 
+def with_rights(rights: Sequence[str], user: int = SERVICE) -> list[str]:
+    """The beginning of a command line for root: what follows runs as the service, or as `user` with its group, and has these
+    capabilities."""
+    names = ",".join(f"+{name}" for name in rights)
+    return ["setpriv", f"--reuid={user}", f"--regid={SERVICE}", "--clear-groups", f"--inh-caps={names}", f"--ambient-caps={names}"]
+
+
 class Daemon:
     """hvdd as a context manager.
 
@@ -56,9 +63,10 @@ class Daemon:
 
     def __init__(self, *, options: dict[str, Any] | None = None, prefix: tuple[str, ...] = (),
                  preexec: Any = None, stderr: str | None = None, folder_mode: int = 0o700,
-                 user: dict[str, Any] | None = None, preload: str | None = None, node: Node | None = None):
+                 user: dict[str, Any] | None = None, rights: Sequence[str] = (), preload: str | None = None,
+                 node: Node | None = None):
         """`options` become --name=value; `prefix` is a command line put before hvdd; `stderr` replaces the log file;
-        `user`: as_service(), where hvdd serves several users; `preload`: a library of the build that every process gets;
+        `user`: as_service(), where hvdd serves several users; `rights`: capabilities that it has then; `preload`: a library of the build that every process gets;
         `node`: where all of it runs."""
         self.node = node
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="hvt-", dir=node.folder if node else None))
@@ -86,6 +94,7 @@ class Daemon:
         self._seen = 0
         self._prefix = prefix
         self._preexec = preexec
+        self._rights = rights
         self._stderr = stderr
 
     # ---- life -------------------------------------------------------------------------------------------------------
@@ -113,7 +122,8 @@ class Daemon:
     def command(self) -> list[str]:
         """The command line."""
         options = [f"--{name}={value}" if value is not None else f"--{name}" for name, value in self.options.items()]
-        return [*self._prefix, self._program, f"--runtime-dir={self.address}", *options]
+        first = with_rights(self._rights) if self._rights else self._prefix
+        return [*first, self._program, f"--runtime-dir={self.address}", *options]
 
     def start(self) -> None:
         """Starts hvdd and waits for its READY."""
@@ -128,7 +138,7 @@ class Daemon:
             popen = self.node.popen if self.node else subprocess.Popen
             self.process = popen(self.command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                                  env=dict(self.environment, NOTIFY_SOCKET=str(notify)),
-                                 preexec_fn=self._preexec, cwd="/", **self.user)
+                                 preexec_fn=self._preexec, cwd="/", **({} if self._rights else self.user))
         try:
             self._await_ready(ready)
         finally:

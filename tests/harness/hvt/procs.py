@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What /proc says about the processes of one test: they carry HVD_TEST_TOKEN in their environment."""
+import ctypes
 import os
 import pathlib
+import subprocess
+import sys
 
 TOKEN = "HVD_TEST_TOKEN"
 
@@ -133,3 +136,21 @@ def available_bytes() -> int:
     """Memory that new processes can have without swapping."""
     with open("/proc/meminfo", encoding="ascii") as file:
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
+
+
+_READ = """import ctypes, sys
+class Part(ctypes.Structure):
+    _fields_ = [("base", ctypes.c_void_p), ("bytes", ctypes.c_size_t)]
+here, there = ctypes.create_string_buffer(8), Part(int(sys.argv[2]), 8)
+libc = ctypes.CDLL(None, use_errno=True)
+read = libc.process_vm_readv(int(sys.argv[1]), ctypes.byref(Part(ctypes.addressof(here), 8)), 1, ctypes.byref(there), 1, 0)
+sys.exit(0 if read == 8 and here.raw == b"unlikely" else 1)
+"""
+
+
+def may_be_entered() -> bool:
+    """Whether a process may read another one of the same user that it has not started, as engines do with trainers. To one
+    without root's rights Yama may say no all the same."""
+    word = ctypes.create_string_buffer(b"unlikely", 8)
+    return subprocess.run([sys.executable, "-c", _READ, str(os.getpid()), str(ctypes.addressof(word))],
+                          check=False).returncode == 0

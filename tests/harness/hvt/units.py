@@ -13,7 +13,7 @@ from typing import Any
 
 from hvt import procs, sockets
 from hvt.build import program
-from hvt.daemon import Daemon, service_programs
+from hvt.daemon import Daemon, service_programs, with_rights
 from hvt.wait import wait_until
 
 ACTIVATE = shutil.which("systemd-socket-activate")
@@ -23,13 +23,15 @@ class UnitDaemon(Daemon):
     """As Daemon. hvdd has the options that hvdd.service gives it."""
 
     def __init__(self, *, programs: dict[str, Sequence[str]] | None = None, without: Sequence[str] = (),
-                 options: dict[str, Any] | None = None, unit_settings: dict[str, str] | None = None, **more: Any):
+                 options: dict[str, Any] | None = None, unit_settings: dict[str, str] | None = None,
+                 unit_rights: dict[str, Sequence[str]] | None = None, **more: Any):
         """`programs`: what the unit "engine" or "gate" starts instead; `without`: units that start_unit starts; `unit_settings`:
-        Environment= of the units."""
+        Environment= of the units; `unit_rights`: AmbientCapabilities= of each, where it has any."""
         self._sockets = pathlib.Path(tempfile.mkdtemp(prefix="hvt-units-"))
         super().__init__(options={f"{name}-socket": self.socket(name) for name in ("engine", "gate")} | (options or {}), **more)
         self._without = without
         self._unit_settings = unit_settings or {}
+        self._unit_rights = unit_rights or {}
         self._commands = self._usual_commands() | {name: list(words) for name, words in (programs or {}).items()}
         self._units: dict[str, subprocess.Popen[bytes]] = {}
         if self.user:
@@ -51,9 +53,12 @@ class UnitDaemon(Daemon):
                  if key in ("HVD_TEST_TOKEN", "LD_LIBRARY_PATH", "LD_PRELOAD") or key.endswith("SAN_OPTIONS")}
         settings = [f"--setenv={key}={value}" for key, value in (given | self._unit_settings).items()]
         command = [ACTIVATE, "--accept", "--seqpacket", *settings, f"--listen={self.socket(name)}", *(command or self._commands[name])]
+        rights = self._unit_rights.get(name)
+        command = [*(with_rights(rights) if rights else []), *command]
         with open(self.log_path, "ab") as log:
             self._units[name] = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/",
-                                                 env={"PATH": os.environ["PATH"], "SYSTEMD_LOG_LEVEL": "err"}, **self.user)
+                                                 env={"PATH": os.environ["PATH"], "SYSTEMD_LOG_LEVEL": "err"},
+                                                 **({} if rights else self.user))
         wait_until(lambda: sockets.unix_listens(self.socket(name)), f"the unit {name} to listen")
 
     def stop_unit(self, name: str) -> None:

@@ -272,6 +272,7 @@ int main(void)
         msg.kind != HVI_PACKET_ENGINE_START)
         return 4;
     start = msg.engine_start;
+    hvi_packet_close_fds(&packet);
     for (int i = 0; i < start.size; i++) {
         clients[i] = -1;
         rows[i].rank = i;

@@ -51,7 +51,7 @@ START_TEST(an_engine_that_cannot_be_watched_is_killed_before_its_link_ends)
     make_node();
     ck_assert_int_eq(node_generation_new(&node.jobs, "a", 1000, "", 1, 1, 0, &generation), HVI_OK);
     link_fd = lowest_free_fd();
-    ck_assert_int_eq(node_spawn_engine(&node, generation, text, sizeof(text)), HVI_ERR_DAEMON);
+    ck_assert_int_eq(node_spawn_engine(&node, generation, -1, text, sizeof(text)), HVI_ERR_DAEMON);
     ck_assert_int_eq(kills, 1);
     ck_assert_msg(link_was_open, "the engine could have complained");
     ck_assert_msg(strstr(text, "(watch: Stale file handle)") != NULL, "%s", text);
