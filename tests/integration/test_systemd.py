@@ -24,6 +24,7 @@ from hvt.wait import Expired, wait_until
 
 EXPOSURE_MAX = {"hvdd.service": 10, "hvdd-engine@.service": 16, "hvdd-gate@.service": 15,
                 "hvdd-gpu@.service": 19}  # of 100, by systemd-analyze security
+AS_USERS_MAX = {"hvdd.service": 10, "hvdd-engine@.service": 21}  # with the drop-ins of engines-as-users
 SOCKETS = ("hvdd.socket", "hvdd-admin.socket", "hvdd-engine.socket", "hvdd-gate.socket", "hvdd-gpu.socket")
 
 
@@ -84,6 +85,18 @@ def test_systemd_does_find_a_wrong_unit(installed, tmp_path):
 def test_a_service_is_hardened(installed, name):
     unit = next(unit for unit in units(installed) if unit.endswith(name))
     run(need("systemd-analyze"), "security", "--offline=yes", f"--threshold={EXPOSURE_MAX[name]}", unit)
+
+
+@pytest.mark.parametrize("name", AS_USERS_MAX)
+def test_units_whose_engines_become_users_are_hardened_too(installed, tmp_path, name):
+    """With the drop-ins that are installed as examples."""
+    plain = next(unit for unit in units(installed) if unit.endswith(name))
+    more = installed.prefix / f"share/doc/hvdd/engines-as-users/{name}.conf"
+    unit = tmp_path / name
+    unit.write_text(pathlib.Path(plain).read_text(encoding="utf-8") + more.read_text(encoding="utf-8"), encoding="utf-8")
+    run(need("systemd-analyze"), "security", "--offline=yes", f"--threshold={AS_USERS_MAX[name]}", str(unit))
+    done = run(need("systemd-analyze"), "verify", "--man=no", str(unit), *(one for one in units(installed) if not one.endswith(name)))
+    assert [line for line in done.stderr.splitlines() if "hvdd" in line] == []
 
 
 def test_who_has_a_network(installed):
