@@ -66,7 +66,8 @@ bool client_huge_pages_note(struct client_huge_pages *pages, pthread_mutex_t *mu
 {
     uintptr_t base = (uintptr_t)data;
     bool possible_here = client_huge_pages_possible();
-    if (bytes < CLIENT_HUGE_MIN_BYTES || (!possible_here && !lazy))
+    bool is_large = bytes >= CLIENT_HUGE_MIN_BYTES;
+    if (!lazy && (!is_large || !possible_here))
         return false;
     if (!pages->rows)
         pages->rows = calloc(CLIENT_HUGE_RANGES, sizeof(pages->rows[0]));
@@ -83,7 +84,7 @@ bool client_huge_pages_note(struct client_huge_pages *pages, pthread_mutex_t *mu
     }
     if (row->base != base || row->bytes != bytes) /* another thread has its place now */
         return false;
-    if (row->times % TRY_AGAIN != 2 || !possible_here)
+    if (!is_large || row->times % TRY_AGAIN != 2 || !possible_here)
         return row->huge;
     pthread_mutex_unlock(mutex);
     bool huge = client_huge_pages_collapse(data, bytes);

@@ -93,6 +93,18 @@ START_TEST(small_memory_is_not_remembered)
 }
 END_TEST
 
+START_TEST(pages_of_lazy_memory_are_brought_however_small_the_operand)
+{
+    unsigned char there[4];
+    char *lazy = mmap(NULL, 4 * 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+    ck_assert(!client_huge_pages_note(&huge_pages, &mutex, lazy + 4096 + 100, 4096, true));
+    ck_assert_int_eq(mincore(lazy, 4 * 4096, there), 0);
+    ck_assert(!(there[0] & 1) && there[1] & 1 && there[2] & 1 && !(there[3] & 1));
+    munmap(lazy, 4 * 4096);
+}
+END_TEST
+
 START_TEST(what_lies_around_comes_along_but_not_beyond_the_mapping)
 {
     uint64_t before = huge_kib();
@@ -138,6 +150,7 @@ int main(void)
     tcase_add_test(tcase, the_second_time_the_pages_are_huge_and_the_contents_the_same);
     tcase_add_test(tcase, another_length_is_another_range);
     tcase_add_test(tcase, small_memory_is_not_remembered);
+    tcase_add_test(tcase, pages_of_lazy_memory_are_brought_however_small_the_operand);
     tcase_add_test(tcase, what_lies_around_comes_along_but_not_beyond_the_mapping);
     tcase_add_test(tcase, memory_that_is_gone_is_no_harm);
     tcase_add_test(tcase, the_users_no_is_a_no);
