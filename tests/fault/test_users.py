@@ -11,7 +11,7 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -71,6 +71,19 @@ def engine_of(daemon: Daemon, name: str) -> int:
     return next(row["engine_pid"] for row in daemon.jobs() if row["job"] == name)
 
 
+@contextlib.contextmanager
+def started(name: str, link: socket.socket, rights: Sequence[str]) -> Iterator[subprocess.Popen]:
+    """A program of ours, as hvdd's user starts it: with `link`, which is closed here, as descriptor 3."""
+    path, environment = program_for_strangers(name, {"PATH": os.environ["PATH"]})
+    command = ["bash", "-c", f'exec "$@" 3<&{link.fileno()}', "bash", *with_rights(rights), path]
+    with subprocess.Popen(command, env=environment, pass_fds=[link.fileno()], cwd="/", stderr=subprocess.DEVNULL) as process:
+        link.close()
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
 def test_an_engine_has_its_jobs_user_and_no_rights(daemon):
     check_usable(job_of(daemon, NOBODY, "theirs"))
     engine = engine_of(daemon, "theirs")
@@ -87,6 +100,13 @@ def test_nothing_else_of_a_service_becomes_anybody(daemon):
     engine = engine_of(daemon, "of-root")
     assert {status_of(pid)["Uid"] for pid in (daemon.pid, daemon.gate(), engine)} == {" ".join([str(SERVICE)] * 4)}
     assert rights_of(daemon.pid) == set(CAPABILITY.values()) and not rights_of(daemon.gate()) and not rights_of(engine)
+
+
+@pytest.mark.parametrize("name", ["hvdd-gate", "hvdd-gpu"])
+def test_programs_that_hvdd_starts_give_up_what_they_inherit(name):
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, started(name, theirs, RIGHTS) as process:
+        wait_until(lambda: status_of(process.pid)["Name"] == name and not rights_of(process.pid), f"{name} to have no rights")
 
 
 def test_a_service_gives_up_what_it_does_not_need():
@@ -171,19 +191,13 @@ def test_an_engine_becomes_the_user_who_has_connected_and_no_other(connected, be
     start = wire.field(wire.ENGINE_START, wire.message(
         (1, "lie"), (2, 1), (3, 1), (4, OTHER), (5, 1), (6, 16), (7, 1 << 20), (8, 60 * 10**9), (9, "/nonexistent")))
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    engine, environment = program_for_strangers("hvdd-engine", {"PATH": os.environ["PATH"]})
-    command = ["bash", "-c", f'exec "$@" 3<&{theirs.fileno()}', "bash", *with_rights(("setuid", "setgid")), engine]
-    with ours, theirs, subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()], cwd="/", stderr=subprocess.DEVNULL) as process:
-        theirs.close()
+    with ours, started("hvdd-engine", theirs, ("setuid", "setgid")) as process:
         with contextlib.nullcontext() if connected is None else peer_of(connected) as peer:
             socket.send_fds(ours, [start], [peer.fileno()] if peer else [])
-        try:
-            wanted = " ".join([str(becomes)] * 4)
-            wait_until(lambda: (status_of(process.pid)["Uid"], rights_of(process.pid)) == (wanted, set()), f"the engine to be {becomes}")
-            wait_until(lambda: len(procs.fds(process.pid)) > 5, "the engine to have begun")
-            assert status_of(process.pid)["Uid"] == wanted
-        finally:
-            process.kill()
+        wanted = " ".join([str(becomes)] * 4)
+        wait_until(lambda: (status_of(process.pid)["Uid"], rights_of(process.pid)) == (wanted, set()), f"the engine to be {becomes}")
+        wait_until(lambda: len(procs.fds(process.pid)) > 5, "the engine to have begun")
+        assert status_of(process.pid)["Uid"] == wanted
 
 
 # ---- the user and his engine ----
