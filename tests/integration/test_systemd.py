@@ -113,6 +113,10 @@ def test_who_has_a_network(installed):
         assert unit["User"] == service["User"] and os.access(unit["ExecStart"], os.X_OK)
 
 
+def test_no_core_file_has_what_is_a_users(installed):
+    assert {settings_of(unit)["LimitCORE"] for unit in units(installed)[:len(EXPOSURE_MAX)]} == {"0"}
+
+
 def test_who_has_devices(installed):
     """A GPU's worker alone, and NVIDIA's alone."""
     service, engine, gate, gpu = (settings_of(unit) for unit in units(installed)[:4])
