@@ -1,0 +1,336 @@
+# SPDX-License-Identifier: Apache-2.0
+"""hvdd's units under a systemd that has booted: what runs where and as whom, and what faults, a restart and a stop do to jobs.
+scripts/booted.sh makes the root and runs this."""
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from hvt.booted import ALICE, BOB, Machine, User, install, missing
+from hvt.build import scaled
+from hvt.wait import wait_until
+
+EXPOSURE_MAX = {"hvdd.service": 10, "hvdd-engine@*": 16, "hvdd-gate@*": 15}
+SOCKETS = {"attach": 0o666, "admin": 0o666, "engine": 0o600, "gate": 0o600, "gpu": 0o600}
+STEADY = ["-c", "-b", "4", "-e", "64", "--seconds", "2"]  # three sizes: six seconds
+
+
+@pytest.fixture(scope="module", name="lower")
+def _lower(tmp_path_factory) -> str:
+    why = missing()
+    if why:
+        pytest.fail(why)
+    return install(tmp_path_factory.mktemp("installed"))
+
+
+def serve(machine: Machine) -> None:
+    """What README.md says."""
+    for command in ("systemd-sysusers", "systemctl daemon-reload", "systemctl enable --now hvdd"):
+        machine.run(command.split())
+
+
+@pytest.fixture(scope="module", name="shared")
+def _shared(lower) -> Iterator[Machine]:
+    with Machine("m1", lower) as machine:
+        machine.boot()
+        serve(machine)
+        yield machine
+
+
+@pytest.fixture(name="machine")
+def _machine(shared) -> Iterator[Machine]:
+    """With a hvdd that runs and has no jobs, before and after."""
+    shared.run(["systemctl", "start", "hvdd"])
+    yield shared
+    wait_until(lambda: not jobs(shared), "the jobs to end", 10)
+    wait_until(lambda: not shared.units("hvdd-engine@*"), "the units of engines to end", 10)
+    assert shared.run(["systemctl", "list-units", "--failed", "--no-legend", "--plain", "hvdd*"]).stdout == ""
+
+
+def ctl(machine: Machine, *words: str, user: User | None = None) -> Any:
+    return json.loads(machine.run(["hvdctl", *words, "--json"], user).stdout)
+
+
+def jobs(machine: Machine) -> list[dict[str, Any]]:
+    return ctl(machine, "jobs")["jobs"]
+
+
+def main_pid(machine: Machine) -> int:
+    return int(machine.show("hvdd.service", "MainPID")["MainPID"])
+
+
+def status_of(machine: Machine, pid: int | str) -> dict[str, str]:
+    """/proc/PID/status."""
+    text = machine.output("cat", f"/proc/{pid}/status")
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in text.splitlines())}
+
+
+def cgroup_of(machine: Machine, pid: int) -> str:
+    """Where systemd has it, below system.slice."""
+    lines = machine.output("cat", f"/proc/{pid}/cgroup").splitlines()
+    return next(line for line in lines if line.startswith("0::")).removeprefix("0::/system.slice/")
+
+
+def gate_pid(machine: Machine) -> int:
+    units = machine.units("hvdd-gate@*")
+    return int(machine.show(units[0], "MainPID")["MainPID"]) if units else 0
+
+
+Running = list[subprocess.Popen[str]]
+
+
+def start_job(machines: list[Machine], name: str, options: list[str], user: User = ALICE) -> Running:
+    """hvd-perf with a rank on each of the machines, which may be one."""
+    several = len(set(machine.name for machine in machines)) > 1
+    count = str(len(machines))
+    ranks = []
+    for number, machine in enumerate(machines):
+        rank = str(number)
+        place = {"HVD_LOCAL_RANK": "0", "HVD_LOCAL_SIZE": "1", "HVD_CROSS_RANK": rank, "HVD_CROSS_SIZE": count} if several else \
+            {"HVD_LOCAL_RANK": rank, "HVD_LOCAL_SIZE": count, "HVD_CROSS_RANK": "0", "HVD_CROSS_SIZE": "1"}
+        ranks.append(machine.popen(["hvd-perf", *options], user,
+                                   settings={"HVD_JOB_ID": name, "HVD_RANK": rank, "HVD_SIZE": count} | place))
+    return ranks
+
+
+def ends(ranks: Running, seconds: float = 30) -> list[tuple[int, str]]:
+    """Exit status and standard error of each."""
+    done = [(rank.communicate(timeout=scaled(seconds)), rank.returncode) for rank in ranks]
+    return [(code, err) for (_out, err), code in done]
+
+
+def check_ended_well(ranks: Running, seconds: float = 30) -> None:
+    assert ends(ranks, seconds) == [(0, "")] * len(ranks)
+
+
+def row_of(machine: Machine, name: str) -> dict[str, Any]:
+    """The job's, as soon as both ranks are there, wherever they are."""
+    return wait_until(lambda: next((row for row in jobs(machine) if row["job"] == name and row["attached"] == 2), None),
+                      lambda: f"{name} to be complete: {jobs(machine)}", 15, 0.05)
+
+
+# ---- the machine itself ----
+
+
+def test_nothing_of_this_machine_is_in_a_booted_one(lower):
+    """Seen by a process 1 that does nothing, after boot.sh has looked itself."""
+    with Machine("bare", lower) as machine:
+        machine.start(["sleep", "60"])
+        assert machine.canary.exists() and machine.run(["test", "-e", machine.canary], check=False).returncode == 1
+        assert machine.output("ls", "-A", "/tmp") == "" and machine.output("ls", "-A", "/run").split() == ["boot.log"]
+        kinds = {line.partition(" - ")[2].split()[0]: line.split()[3:5] for line in machine.output("cat", "/proc/self/mountinfo").splitlines()}
+        assert set(kinds) <= {"overlay", "tmpfs", "proc", "sysfs", "devpts", "cgroup", "cgroup2"} and kinds["overlay"] == ["/", "/"]
+        assert {line.partition("::")[2] or line.split(":", 2)[2] for line in machine.output("cat", "/proc/1/cgroup").splitlines()} == {"/"}
+        assert machine.output("sh", "-c", "echo /proc/[0-9]*").startswith("/proc/1 ")
+        assert machine.run(["sh", "-c", "echo x >/proc/sys/kernel/domainname"], check=False).returncode != 0
+        for pid in ("1", "self"):
+            assert not int(status_of(machine, pid)["CapBnd"], 16) & (1 << 16 | 1 << 17 | 1 << 25 | 1 << 27), "modules, raw I/O, the clock, devices"
+
+
+# ---- what runs where ----
+
+
+def test_the_units_start_as_the_readme_says(machine):
+    assert machine.show("hvdd.service", "ActiveState", "SubState", "User", "NRestarts") == {
+        "ActiveState": "active", "SubState": "running", "User": "hvdd", "NRestarts": "0"}
+    for name, mode in SOCKETS.items():
+        kind, is_mode, owner = machine.output("stat", "-c", "%F/%a/%U", f"/run/hvdd/{name}.sock").split("/")
+        assert (kind, int(is_mode, 8)) == ("socket", mode) and (owner == "hvdd" or mode == 0o666)
+        assert machine.output("systemctl", "is-enabled", "hvdd.socket" if name == "attach" else f"hvdd-{name}.socket") == "enabled"
+    assert machine.output("stat", "-c", "%U:%a", "/run/hvdd") == "hvdd:755"
+
+
+CONNECT = "use Socket; socket(S, AF_UNIX, SOCK_SEQPACKET, 0); connect(S, pack_sockaddr_un($ARGV[0])) or die $!"
+
+
+def test_no_user_starts_an_engine(machine):
+    for name, mode in SOCKETS.items():
+        done = machine.run(["perl", "-e", CONNECT, f"/run/hvdd/{name}.sock"], ALICE, check=False)
+        assert ("Permission denied" in done.stderr) == (mode == 0o600), (name, done)
+
+
+def test_hvdd_a_gate_and_an_engine_for_each_job_have_units_users_and_cgroups_of_their_own(machine):
+    first, second = (start_job([machine] * 2, name, STEADY, user) for name, user in (("a", ALICE), ("b", BOB)))
+    engines = [row_of(machine, name)["engine_pid"] for name in ("a", "b")]
+    assert ctl(machine, "status", user=BOB)["daemon"]["pid"] == main_pid(machine)
+    assert {(row["job"], row["uid"]) for row in ctl(machine, "jobs", user=ALICE)["jobs"]} == {("a", ALICE.uid), ("b", BOB.uid)}
+    processes = [main_pid(machine), gate_pid(machine), *engines]
+    cgroups = [cgroup_of(machine, pid) for pid in processes]
+    assert len(set(cgroups)) == 4, cgroups
+    for kind, path in zip(("gate", "engine", "engine"), cgroups[1:]):
+        assert re.fullmatch(rf"system-hvdd\\x2d{kind}\.slice/hvdd-{kind}@[^/]+\.service", path), cgroups
+    assert cgroups[0] == "hvdd.service"
+    hvdd = machine.output("id", "-u", "hvdd")
+    for pid in processes:
+        status = status_of(machine, pid)
+        assert status["Uid"].split() == [hvdd] * 4
+        assert (int(status["CapBnd"], 16), status["NoNewPrivs"], status["Seccomp"]) == (0, "1", "2")
+        assert machine.output("sh", "-c", f"tr '\\0' ' ' </proc/{pid}/limits | grep core").split()[4:6] == ["0", "0"], "a core has tensors"
+    networks = [machine.output("readlink", f"/proc/{pid}/ns/net") for pid in (1, *processes)]
+    assert networks[0] != networks[1] and networks[2:] == [networks[0]] * 3
+    check_ended_well(first + second)
+
+
+def test_hvdrun_uses_the_service(machine):
+    done = machine.run(["hvdrun", "--address", "/run/hvdd", "-np", "2", "hvd-perf", "-c", "-b", "4", "-e", "1M", "-f", "512", "-i", "3"], BOB)
+    assert "1M" in done.stdout or "1048576" in done.stdout, done
+
+
+def test_each_unit_is_as_hardened_as_it_says(machine):
+    ranks = start_job([machine] * 2, "hardened", STEADY)
+    row_of(machine, "hardened")
+    for pattern, most in EXPOSURE_MAX.items():
+        machine.run(["systemd-analyze", "security", "--no-pager", f"--threshold={most}", machine.units(pattern)[0]])
+    check_ended_well(ranks)
+
+
+def test_the_kernel_has_the_limits_of_the_gate(machine):
+    """Memory where the machine has that controller."""
+    ctl(machine, "status")
+    path = f"system.slice/{cgroup_of(machine, gate_pid(machine))}"
+    assert machine.show(machine.units("hvdd-gate@*")[0], "MemoryMax", "TasksMax") == {"MemoryMax": str(512 << 20), "TasksMax": "64"}
+    here = "ls -d /sys/fs/cgroup/memory || grep -w memory /sys/fs/cgroup/cgroup.controllers"
+    files = f"'/sys/fs/cgroup/{path}/memory.max' '/sys/fs/cgroup/memory/{path}/memory.limit_in_bytes'"
+    assert machine.output("sh", "-c", f"cat {files} 2>/dev/null") == (str(512 << 20) if machine.output("sh", "-c", here) else "")
+
+
+# ---- faults ----
+
+
+def test_a_killed_hvdd_is_started_again_and_jobs_go_on(machine):
+    ranks = start_job([machine] * 2, "outlives", STEADY)
+    engine, first = row_of(machine, "outlives")["engine_pid"], main_pid(machine)
+    machine.run(["systemctl", "kill", "--kill-whom=main", "--signal=KILL", "hvdd"])
+    wait_until(lambda: main_pid(machine) not in (0, first), "the next hvdd", 5)
+    assert row_of(machine, "outlives")["engine_pid"] == engine
+    check_ended_well(start_job([machine] * 2, "new", ["-c", "-b", "4", "-e", "4", "-i", "3"], BOB))
+    check_ended_well(ranks)
+
+
+def test_no_start_limit_puts_the_service_down(machine):
+    """systemd's own would be five starts in ten seconds."""
+    before = int(machine.show("hvdd.service", "NRestarts")["NRestarts"])
+    for _ in range(12):
+        first = wait_until(lambda: main_pid(machine), "hvdd", 5)
+        machine.run(["kill", "-KILL", str(first)])
+        wait_until(lambda old=first: main_pid(machine) not in (0, old), "the next hvdd", 5)
+    assert int(machine.show("hvdd.service", "NRestarts")["NRestarts"]) == before + 12
+    check_ended_well(start_job([machine] * 2, "new", ["-c", "-b", "4", "-e", "4", "-i", "3"]))
+    assert all(machine.show(unit, "ActiveState")["ActiveState"] == "active" for unit in ("hvdd.socket", "hvdd-engine.socket", "hvdd-gate.socket"))
+
+
+def test_a_killed_gate_is_replaced_and_jobs_do_not_notice(machine):
+    ranks = start_job([machine] * 2, "gateless", STEADY)
+    row_of(machine, "gateless")
+    first = gate_pid(machine)
+    machine.run(["kill", "-KILL", str(first)])
+    assert ctl(machine, "status", user=ALICE)["daemon"]["pid"] == main_pid(machine)
+    assert gate_pid(machine) not in (0, first)
+    check_ended_well(ranks)
+
+
+def test_a_gate_that_stands_still_while_hvdd_crashes_is_ended_by_its_watchdog(machine):
+    """It would keep the port of the mesh. WatchdogSec=10s, TimeoutStopSec=2s."""
+    ctl(machine, "status")
+    gate, first = gate_pid(machine), main_pid(machine)
+    machine.run(["kill", "-STOP", str(gate)])
+    machine.run(["kill", "-KILL", str(first)])
+    assert machine.run(["kill", "-0", str(gate)], check=False).returncode == 0
+    wait_until(lambda: machine.run(["kill", "-0", str(gate)], check=False).returncode != 0, "the gate to end", 16, 0.1)
+    assert ctl(machine, "status")["daemon"]["pid"] not in (0, first)
+
+
+def test_a_killed_engine_is_the_end_of_its_job_alone(machine):
+    victims, others = start_job([machine] * 2, "victim", STEADY), start_job([machine] * 2, "other", STEADY, BOB)
+    engine = row_of(machine, "victim")["engine_pid"]
+    row_of(machine, "other")
+    machine.run(["kill", "-KILL", str(engine)])
+    for code, err in ends(victims, 5):
+        assert code == 1 and "ENGINE_LOST" in err and str(engine) in err, err
+    check_ended_well(others)
+
+
+def test_the_stop_of_an_engines_unit_ends_its_job_alone(machine):
+    victims, others = start_job([machine] * 2, "victim", STEADY), start_job([machine] * 2, "other", STEADY, BOB)
+    engine = row_of(machine, "victim")["engine_pid"]
+    row_of(machine, "other")
+    unit = cgroup_of(machine, engine).rsplit("/", 1)[1]
+    machine.run(["systemctl", "stop", unit], seconds=9)
+    for code, err in ends(victims, 5):
+        assert code == 1 and "JOB_STOPPED" in err, err
+    check_ended_well(others)
+
+
+# ---- restart and stop ----
+
+
+def test_a_restart_lets_jobs_end(machine):
+    ranks = start_job([machine] * 2, "drained", STEADY)
+    row_of(machine, "drained")
+    first = main_pid(machine)
+    machine.run(["systemctl", "restart", "hvdd"], seconds=40)
+    assert main_pid(machine) not in (0, first)
+    check_ended_well(ranks, 1)
+
+
+def test_after_a_reload_a_stop_waits_less_and_the_next_trainer_starts_the_service(machine):
+    """Ranks are told."""
+    machine.run(["sh", "-c", "mkdir -p /etc/hvdd && echo drain-timeout = 1s >/etc/hvdd/hvdd.conf && systemctl reload hvdd"])
+    wait_until(lambda: "drain-timeout" in machine.journal("--unit=hvdd.service", "--lines=20"), "hvdd to name what has changed", 5)
+    ranks = start_job([machine] * 2, "stopped", ["-o", "barrier", "--seconds", "60"])
+    row_of(machine, "stopped")
+    machine.run(["systemctl", "stop", "hvdd"], seconds=15)
+    for code, err in ends(ranks, 5):
+        assert code == 1 and "JOB_STOPPED" in err and "shuts down" in err, err
+    assert machine.units("hvdd-engine@*") == machine.units("hvdd-gate@*") == []
+    assert machine.show("hvdd.service", "ActiveState")["ActiveState"] == "inactive"
+    check_ended_well(start_job([machine] * 2, "next", ["-c", "-b", "4", "-e", "4", "-i", "3"]))
+    assert machine.show("hvdd.service", "ActiveState")["ActiveState"] == "active"
+    machine.run(["sh", "-c", "rm /etc/hvdd/hvdd.conf && systemctl reload hvdd"])
+
+
+# ---- two machines ----
+
+
+def join(first: Machine, second: Machine) -> None:
+    """What docs/several-machines.md says."""
+    first.run(["sh", "-c", "mkdir -p /etc/hvdd && hvdctl key new /etc/hvdd/mesh && chown hvdd: /etc/hvdd/mesh.server && "
+               f"printf 'mesh-listen = {first.address}:9600\\nmesh-key = /etc/hvdd/mesh\\n' >>/etc/hvdd/hvdd.conf"])
+    second.run(["mkdir", "-p", "/etc/hvdd"])
+    second.path("/etc/hvdd/mesh.client").write_bytes(first.path("/etc/hvdd/mesh.client").read_bytes())
+    second.run(["sh", "-c", "chmod 600 /etc/hvdd/mesh.client && chown hvdd: /etc/hvdd/mesh.client && "
+                f"printf 'mesh-join = {first.address}:9600\\nmesh-key = /etc/hvdd/mesh\\n' >>/etc/hvdd/hvdd.conf"])
+    for each in (first, second):
+        each.run(["systemctl", "restart", "hvdd"])
+
+
+@pytest.mark.limit(150)
+def test_a_job_over_two_machines_outlives_hvdd_and_may_end_before_a_machine_does(lower):
+    with Machine("m1", lower, 1) as first, Machine("m2", lower, 2) as second:
+        for each in (first, second):
+            each.boot()
+            serve(each)
+        first.connect(second)
+        join(first, second)
+        wait_until(lambda: len(ctl(first, "nodes")["nodes"]) == 2, "the mesh", 10)
+        check_ended_well(start_job([first, second], "over", ["-c", "-b", "4", "-e", "1M", "-f", "512", "-i", "3"]))
+        ranks = start_job([first, second], "steady", STEADY)
+        engines = [row_of(each, "steady")["engine_pid"] for each in (first, second)]
+        for each, engine in zip((first, second), engines):
+            assert "hvdd-engine@" in cgroup_of(each, engine)
+            assert each.output("readlink", f"/proc/{engine}/ns/net") == each.output("readlink", "/proc/1/ns/net")
+            each.run(["systemctl", "kill", "--kill-whom=main", "--signal=KILL", "hvdd"])
+        check_ended_well(ranks)
+        check_end_of_a_machine(first, second)
+
+
+def check_end_of_a_machine(first: Machine, second: Machine) -> None:
+    """Before= of the units: hvdd is stopped before engines, and drains."""
+    ranks = start_job([first, second], "ends", STEADY)
+    row_of(second, "ends")
+    second.run(["systemctl", "poweroff", "--no-block"])
+    check_ended_well(ranks)
+    wait_until(lambda: not second.is_on(), "the machine to be off", 30)
