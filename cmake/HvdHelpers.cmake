@@ -42,6 +42,24 @@ function(hvd_global_flags)
   include_directories(${PROJECT_SOURCE_DIR})
 endfunction()
 
+# hvd_pkg_config(name): installs name.pc, made from name.pc.in of the calling folder.
+function(hvd_pkg_config name)
+  foreach(kind LIB INCLUDE)
+    if(IS_ABSOLUTE ${CMAKE_INSTALL_${kind}DIR})
+      set(HVD_PC_${kind}DIR ${CMAKE_INSTALL_${kind}DIR})
+    else()
+      set(HVD_PC_${kind}DIR "\${prefix}/${CMAKE_INSTALL_${kind}DIR}")
+    endif()
+  endforeach()
+  set(HVD_PC_PREFIX ${CMAKE_INSTALL_PREFIX})
+  if(NOT IS_ABSOLUTE ${CMAKE_INSTALL_LIBDIR}) # found from where the file lies: `cmake --install --prefix` moves it
+    file(RELATIVE_PATH up /prefix/${CMAKE_INSTALL_LIBDIR}/pkgconfig /prefix)
+    set(HVD_PC_PREFIX "\${pcfiledir}/${up}")
+  endif()
+  configure_file(${name}.pc.in ${CMAKE_CURRENT_BINARY_DIR}/${name}.pc @ONLY)
+  install(FILES ${CMAKE_CURRENT_BINARY_DIR}/${name}.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+endfunction()
+
 # HVD_NVCC: CUDA's compiler, where the toolkit is.
 macro(hvd_find_nvcc)
   find_program(HVD_NVCC nvcc HINTS ENV CUDA_HOME PATHS /usr/local/cuda PATH_SUFFIXES bin)

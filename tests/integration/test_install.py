@@ -21,7 +21,7 @@ cmake_minimum_required(VERSION 3.22)
 project(consumer C)
 find_package(hvd 0.1 REQUIRED)
 add_executable(first first.c)
-target_link_libraries(first PRIVATE hvd::hvdclient)
+target_link_libraries(first PRIVATE hvd::hvdclient hvd::hvdadmin)
 add_executable(first_static first.c)
 target_link_libraries(first_static PRIVATE hvd::hvdclient_static)
 """
@@ -43,8 +43,8 @@ def consumer(tmp_path) -> pathlib.Path:
     return tmp_path
 
 
-def pkg_config(installed: Installation, *arguments: str) -> list[str]:
-    return run("pkg-config", *arguments, "hvd", environment=installed.environment()).stdout.split()
+def pkg_config(installed: Installation, *arguments: str, package: str = "hvd") -> list[str]:
+    return run("pkg-config", *arguments, package, environment=installed.environment()).stdout.split()
 
 
 def needed(program: pathlib.Path) -> set[str]:
@@ -62,7 +62,8 @@ def assert_runs(installed: Installation, program: pathlib.Path) -> None:
 def test_everything_is_where_it_belongs(installed):
     libdir = cache_entry("CMAKE_INSTALL_LIBDIR")
     wanted = {"bin/hvdd", "bin/hvdctl", "bin/hvdrun", "bin/hvd-perf", "libexec/hvdd/hvdd-engine", "libexec/hvdd/hvdd-gate", "libexec/hvdd/hvdd-gpu",
-              "include/hvd/hvd.h", f"{libdir}/libhvdclient.so", f"{libdir}/libhvdclient.so.0",
+              "include/hvd/hvd.h", "include/hvd/hvd_admin.h", f"{libdir}/libhvdadmin.so", f"{libdir}/libhvdadmin.so.0",
+              f"{libdir}/pkgconfig/hvdadmin.pc", f"{libdir}/libhvdclient.so", f"{libdir}/libhvdclient.so.0",
               f"{libdir}/libhvdclient.a", f"{libdir}/pkgconfig/hvd.pc", f"{libdir}/cmake/hvd/hvdConfig.cmake",
               f"{libdir}/cmake/hvd/hvdConfigVersion.cmake", "lib/systemd/system/hvdd.service",
               "lib/systemd/system/hvdd.socket", "lib/systemd/system/hvdd-admin.socket",
@@ -76,14 +77,15 @@ def test_everything_is_where_it_belongs(installed):
 def test_man_pages_are_installed(installed):
     if not shutil.which("scdoc"):
         pytest.skip("scdoc is not installed")
-    wanted = {f"share/man/{page}" for page in (*PAGES.values(), "man5/hvdd.conf.5", "man3/hvd.h.3")}
+    wanted = {f"share/man/{page}" for page in (*PAGES.values(), "man5/hvdd.conf.5", "man3/hvd.h.3", "man3/hvd_admin.3")}
     assert not wanted - installed.files()
 
 
 def test_nothing_but_the_expected_kinds_of_files_is_installed(installed):
     libdir = re.escape(cache_entry("CMAKE_INSTALL_LIBDIR"))
-    known = re.compile(rf"bin/(hvdd|hvdctl|hvdrun|hvd-perf)|libexec/hvdd/hvdd-(engine|gate|gpu)|include/hvd/hvd\.h"
-                       rf"|{libdir}/libhvdclient\.(a|so[.\d]*)|{libdir}/libhvd_tensorflow\.so|{libdir}/(pkgconfig/hvd\.pc|cmake/hvd/.*)"
+    known = re.compile(rf"bin/(hvdd|hvdctl|hvdrun|hvd-perf)|libexec/hvdd/hvdd-(engine|gate|gpu)|include/hvd/hvd(_admin)?\.h"
+                       rf"|{libdir}/libhvdclient\.(a|so[.\d]*)|{libdir}/libhvdadmin\.so[.\d]*|{libdir}/libhvd_tensorflow\.so"
+                       rf"|{libdir}/(pkgconfig/hvd(admin)?\.pc|cmake/hvd/.*)"
                        r"|lib/(systemd/system|sysusers\.d|tmpfiles\.d)/hvdd(-admin|-(engine|gate|gpu)@?)?\.[a-z]+|share/(man|doc/hvdd)/.*")
     assert [name for name in sorted(installed.files()) if not known.fullmatch(name)] == []
 
@@ -107,6 +109,30 @@ def test_a_consumer_builds_by_pkg_config_and_runs(installed, consumer):
     run(*compiler(), "-Wall", "-Wextra", "-Werror", "first.c", *flags, "-o", "first", cwd=consumer)
     assert "libhvdclient.so.0" in needed(consumer / "first")
     assert_runs(installed, consumer / "first")
+
+
+def test_a_consumer_of_hvd_admin_builds_by_pkg_config_and_runs(installed, tmp_path):
+    (tmp_path / "ask.c").write_text("""#include <hvd/hvd_admin.h>
+#include <stdio.h>
+int main(void)
+{
+    struct hvd_admin *admin;
+    int status = hvd_admin_open("/nonexistent/hvdd", &admin);
+    printf("%s %d %s\\n", hvd_admin_version(), status, hvd_admin_last_error());
+    return 0;
+}
+""", encoding="utf-8")
+    flags = pkg_config(installed, "--cflags", "--libs", package="hvdadmin")
+    run(*compiler(), "-Wall", "-Wextra", "-Werror", "ask.c", *flags, "-o", "ask", cwd=tmp_path)
+    assert {name for name in needed(tmp_path / "ask") if "hvd" in name} == {"libhvdadmin.so.0"}
+    said = run(str(tmp_path / "ask"), environment=installed.environment()).stdout
+    version, = pkg_config(installed, "--modversion", package="hvdadmin")
+    assert said.startswith(f"{version} -400 no hvdd is running. Tried: /nonexistent/hvdd (nothing there)."), said
+
+
+def test_the_client_library_does_not_ask_for_zeromq(installed):
+    assert not [name for name in needed(installed.libdir / "libhvdclient.so.0") if "zmq" in name]
+    assert [name for name in needed(installed.libdir / "libhvdadmin.so.0") if "zmq" in name]
 
 
 def test_a_consumer_builds_statically_by_pkg_config_and_runs(installed, consumer):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each header compiles alone, twice in a row (its guard works), under gcc and clang without a warning; hvd.h also as
+"""Each header compiles alone, twice in a row (its guard works), under gcc and clang without a warning; hvd.h and hvd_admin.h also as
 strict C11 and as C++11."""
 import concurrent.futures
 import os
@@ -11,7 +11,7 @@ from lintlib import Case, Skip, offence
 
 WARNINGS = ["-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Wstrict-prototypes", "-Werror"]
 PACKAGES = ["libprotobuf-c", "libsystemd", "libcjson", "inih", "hwloc", "libzmq", "check"]
-PUBLIC = "client/include/"
+PUBLIC = ("client/include/", "admin/include/")
 
 
 def _packages():
@@ -36,12 +36,12 @@ def _commands(path):
 
 
 def _compile(tree, path, label, command, packages):
-    name = path[len(PUBLIC):] if path.startswith(PUBLIC) else path
+    name = path.split("/include/", 1)[1] if path.startswith(PUBLIC) else path
     warnings = [w for w in WARNINGS if not ("++" in command[0] and w == "-Wstrict-prototypes")]
     if path.startswith(PUBLIC):
-        places = ["-I", PUBLIC]  # a user has nothing else
+        places = [f"-I{folder}" for folder in PUBLIC]  # a user has nothing else
     else:
-        places = ["-I", ".", "-I", PUBLIC, "-I", "tests/harness"] + packages
+        places = ["-I.", *(f"-I{folder}" for folder in PUBLIC), "-Itests/harness"] + packages
     result = lintlib.run(*command, *warnings, "-fsyntax-only", *places, "-",
                          input=f'#include "{name}"\n#include "{name}"\n', cwd=tree.root,
                          env={**os.environ, "LC_ALL": "C"})

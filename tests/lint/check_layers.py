@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Includes point down only: base <- reduce <- shm; base <- proto, gpu; shm, proto <- client | daemon/node | daemon/engine | daemon/gpu | tools;
+proto, hvd.h <- admin; hvd_admin.h <- tools/hvdctl, tools/hvdrun;
 gpu <- client/device, daemon/gpu, tools/hvdctl; in the engine order <- exec, stats, memory, net <- slots, mesh, device <- sessions <- watch <- the loop; in the client attach <- link <- device <- memory
 <- ops <- slots <- complete <- session <- submit <- wait <- api; in the tools common <- one folder for each program.
 
@@ -9,6 +10,7 @@ import lintlib
 from lintlib import Case, offence
 
 HVD_H = "client/include/hvd/hvd.h"
+ADMIN_H = "admin/include/hvd/hvd_admin.h"
 
 # folder: what its files may include besides the folder itself. A folder that is not here may include nothing.
 MAY_INCLUDE = {
@@ -34,6 +36,8 @@ MAY_INCLUDE = {
     "client/wait": ("base", "shm", "client/include", "client/error.h", "client/link", "client/device", "client/memory", "client/ops",
                     "client/slots", "client/complete", "client/session", "client/submit"),
     "client/api": ("base", "shm", "proto", "client"),
+    "admin/include": (HVD_H,),
+    "admin": ("base", "proto", "admin/include", HVD_H),
     "daemon/node": ("base", "shm", "proto"),
     "daemon/gate": ("base", "proto"),
     "daemon/engine": ("base", "reduce", "shm", "proto", "daemon/engine"),
@@ -55,11 +59,11 @@ MAY_INCLUDE = {
     "daemon/gpu": ("base", "shm", "proto", "gpu", "daemon/gpu/kernels"),
     "daemon/gpu/kernels": ("base",),
     "tools/common": ("base", "proto"),
-    "tools/hvdctl": ("base", "proto", "gpu", "tools/common"),
-    "tools/hvdrun": ("base", "proto", "tools/common"),
+    "tools/hvdctl": ("base", "proto", "gpu", "tools/common", ADMIN_H),
+    "tools/hvdrun": ("base", "proto", "tools/common", ADMIN_H),
     "tools/hvd-perf": ("base", "tools/common/text.h", "client/include"),
     "python/native": (HVD_H,),
-    "examples": (HVD_H,),
+    "examples": (HVD_H, ADMIN_H),
     "bench": (HVD_H,),
 }
 
@@ -108,7 +112,7 @@ _BASE = {"base/a.h": "", "shm/s.h": "", "proto/p.h": "", "client/c.h": "", HVD_H
          "daemon/node/n.h": "", "daemon/engine/e.h": "", "daemon/engine/order/o.h": "", "daemon/engine/exec/x.h": "",
          "daemon/engine/slots/l.h": "", "daemon/engine/net/n.h": "", "daemon/engine/mesh/m.h": "", "daemon/engine/sessions/s.h": "", "daemon/engine/watch/w.h": "",
          "shm/abi.h": "", "base/clock.h": "", "daemon/gpu/g.h": "", "daemon/gpu/kernels/k.h": "", "gpu/c.h": "", "daemon/engine/device/d.h": "", "tests/t.h": "",
-         "tools/common/t.h": "", "tools/hvdctl/ctl.h": ""}
+         "tools/common/t.h": "", "tools/hvdctl/ctl.h": "", ADMIN_H: "", "admin/a.h": ""}
 
 
 def _case(path, include, accused=False):
@@ -188,6 +192,18 @@ CASES = [
     _case("tools/hvdrun/x.c", '"client/c.h"', True),
     _case("tools/hvdrun/x.c", '<hvd/hvd.h>', True),
     _case("tools/hvdrun/x.c", '"tools/hvdctl/ctl.h"', True),
+    _case("admin/x.c", '"proto/p.h"'),
+    _case("admin/x.c", '<hvd/hvd.h>'),
+    _case("admin/x.c", '"client/c.h"', True),
+    _case("admin/x.c", '"tools/common/t.h"', True),
+    _case("admin/include/hvd/x.h", '<hvd/hvd.h>'),
+    _case("admin/include/hvd/x.h", '"proto/p.h"', True),
+    _case("client/api/x.c", '<hvd/hvd_admin.h>', True),
+    _case("daemon/gate/x.c", '"admin/a.h"', True),
+    _case("tools/hvdctl/x.c", '<hvd/hvd_admin.h>'),
+    _case("tools/hvdctl/x.c", '"admin/a.h"', True),
+    _case("tools/hvdrun/x.c", '"admin/a.h"', True),
+    _case("examples/x.c", '<hvd/hvd_admin.h>'),
     _case("tools/hvd-perf/x.c", '"tools/common/t.h"', True),
     _case("tools/common/x.c", '"tools/hvdctl/ctl.h"', True),
     _case("examples/d/x.c", '"base/a.h"', True),

@@ -6,7 +6,7 @@ import re
 import lintlib
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
-PUBLIC = "client/include"
+PUBLIC = ("client/include", "admin/include")
 ENDINGS = lintlib.C_ENDINGS + (".def", ".cc", ".cpp")
 
 
@@ -21,7 +21,7 @@ def of(tree, path):
 def resolve(tree, path, name):
     """The file of this tree that `name`, included by `path`, means; None for anything from outside."""
     known = set(tree.files)
-    for base in (posixpath.dirname(path), "", PUBLIC):
+    for base in (posixpath.dirname(path), "", *PUBLIC):
         candidate = posixpath.normpath(posixpath.join(base, name))
         if candidate in known:
             return candidate

@@ -430,7 +430,7 @@ static void check_runtime_dir(const struct ctl *ctl, struct ctl_finding *finding
 
 static void check_daemon(const struct ctl *ctl, struct ctl_finding *finding)
 {
-    struct hvi_admin_reply reply;
+    struct hvd_admin_answer *reply;
     char why[512];
     if (!ctl_ask_daemon(ctl, &reply, why, sizeof why)) {
         found(finding, CTL_CHECK_NOTE, "none: %.200s", why);
@@ -438,18 +438,18 @@ static void check_daemon(const struct ctl *ctl, struct ctl_finding *finding)
              "start one (hvdd, or systemctl start hvdd), or let hvdrun start a private one");
         return;
     }
-    if (!reply.has_daemon || reply.status != 0) {
-        found(finding, CTL_CHECK_PROBLEM, "answers with an error: %.200s", reply.text);
+    if (reply == NULL || reply->daemon == NULL) {
+        found(finding, CTL_CHECK_PROBLEM, "answers with an error: %.200s", why);
         next(finding, "install the same version of hvdd and hvdctl (%s)", HVD_VERSION_TEXT);
-    } else if (strcmp(reply.daemon.version, HVD_VERSION_TEXT) != 0) {
-        found(finding, CTL_CHECK_NOTE, "%s, pid %d; hvdctl is %s", reply.daemon.version,
-              (int)reply.daemon.pid, HVD_VERSION_TEXT);
+    } else if (strcmp(reply->daemon->version, HVD_VERSION_TEXT) != 0) {
+        found(finding, CTL_CHECK_NOTE, "%s, pid %d; hvdctl is %s", reply->daemon->version,
+              (int)reply->daemon->pid, HVD_VERSION_TEXT);
         next(finding, "restart hvdd after an upgrade; running jobs go on");
     } else {
-        found(finding, CTL_CHECK_OK, "%s, pid %d, in %s", reply.daemon.version,
-              (int)reply.daemon.pid, reply.daemon.runtime_dir);
+        found(finding, CTL_CHECK_OK, "%s, pid %d, in %s", reply->daemon->version,
+              (int)reply->daemon->pid, reply->daemon->runtime_dir);
     }
-    hvi_admin_reply_free(&reply);
+    hvd_admin_answer_free(reply);
 }
 
 const struct ctl_check ctl_checks[] = {

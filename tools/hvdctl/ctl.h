@@ -3,7 +3,7 @@
 #ifndef HVI_TOOLS_HVDCTL_CTL_H
 #define HVI_TOOLS_HVDCTL_CTL_H
 
-#include "proto/wire.h"
+#include "hvd/hvd_admin.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -33,44 +33,48 @@ void ctl_complain(const struct ctl *ctl, int status, const char *format, ...)
 
 /* ctl_show_*: one reply as tables for people. `now` values and names come from the reply alone,
  * except user names. */
-void ctl_show_status(const struct ctl *ctl, const struct hvi_admin_reply *reply);
-void ctl_show_jobs(const struct ctl *ctl, const struct hvi_admin_reply *reply);
-void ctl_show_ranks(const struct ctl *ctl, const char *job, const struct hvi_admin_reply *reply);
-void ctl_show_stalls(const struct ctl *ctl, const struct hvi_admin_reply *reply);
+void ctl_show_status(const struct ctl *ctl, const struct hvd_admin_answer *reply);
+void ctl_show_jobs(const struct ctl *ctl, const struct hvd_admin_answer *reply);
+void ctl_show_ranks(const struct ctl *ctl, const char *job, const struct hvd_admin_answer *reply);
+void ctl_show_stalls(const struct ctl *ctl, const struct hvd_admin_answer *reply);
 
 /* ctl_json_*: the same as one JSON document with raw numbers (ns, bytes). */
-void ctl_json_status(const struct ctl *ctl, const struct hvi_admin_reply *reply);
-void ctl_json_jobs(const struct ctl *ctl, const struct hvi_admin_reply *reply);
-void ctl_json_ranks(const struct ctl *ctl, const char *job, const struct hvi_admin_reply *reply);
-void ctl_show_nodes(const struct ctl *ctl, const struct hvi_admin_reply *reply);
+void ctl_json_status(const struct ctl *ctl, const struct hvd_admin_answer *reply);
+void ctl_json_jobs(const struct ctl *ctl, const struct hvd_admin_answer *reply);
+void ctl_json_ranks(const struct ctl *ctl, const char *job, const struct hvd_admin_answer *reply);
+void ctl_show_nodes(const struct ctl *ctl, const struct hvd_admin_answer *reply);
 /* `jobs`: the reply to a jobs request, for the links. */
-void ctl_json_nodes(const struct ctl *ctl, const struct hvi_admin_reply *reply,
-                    const struct hvi_admin_reply *jobs);
-/* Workers of GPUs. What hvdd does not know of them NVML is asked, on this machine. */
-void ctl_gpus_ask(struct hvi_admin_reply *reply);
-void ctl_show_gpus(const struct ctl *ctl, const struct hvi_admin_reply *reply);
-void ctl_json_gpus(const struct ctl *ctl, const struct hvi_admin_reply *reply);
+void ctl_json_nodes(const struct ctl *ctl, const struct hvd_admin_answer *reply,
+                    const struct hvd_admin_answer *jobs);
+/* Workers of GPUs. What hvdd does not know of them NVML is asked, on this machine: the completed rows, for
+ * free(3). */
+struct hvd_admin_gpu *ctl_gpus_ask(const struct hvd_admin_answer *reply);
+void ctl_show_gpus(const struct ctl *ctl, const struct hvd_admin_answer *reply,
+                   const struct hvd_admin_gpu *gpus);
+void ctl_json_gpus(const struct ctl *ctl, const struct hvd_admin_answer *reply,
+                   const struct hvd_admin_gpu *gpus);
 /* The connections between the nodes of jobs; nothing where there are none. */
-void ctl_show_links(const struct ctl *ctl, const struct hvi_admin_reply *reply);
-void ctl_json_stalls(const struct ctl *ctl, const struct hvi_admin_reply *reply);
+void ctl_show_links(const struct ctl *ctl, const struct hvd_admin_answer *reply);
+void ctl_json_stalls(const struct ctl *ctl, const struct hvd_admin_answer *reply);
 /* The rows of a trace, gathered over as many replies as it took. Sorting: rank by rank, oldest
  * first, those in flight last. */
-void ctl_sort_trace(struct hvi_trace_row *rows, size_t count);
-void ctl_show_trace(const struct ctl *ctl, const struct hvi_trace_row *rows, size_t count,
-                    const struct hvi_span_row *spans, size_t span_count);
-void ctl_json_trace(const struct ctl *ctl, const char *job, const struct hvi_trace_row *rows,
-                    size_t count, const struct hvi_span_row *spans, size_t span_count);
+void ctl_sort_trace(const struct hvd_admin_trace **rows, size_t count);
+void ctl_show_trace(const struct ctl *ctl, const struct hvd_admin_trace *const *rows, size_t count,
+                    const struct hvd_admin_span *const *spans, size_t span_count);
+void ctl_json_trace(const struct ctl *ctl, const char *job,
+                    const struct hvd_admin_trace *const *rows, size_t count,
+                    const struct hvd_admin_span *const *spans, size_t span_count);
 
 /* A rank and what it did in an interval. */
 struct ctl_top_row {
-    char job[HVI_JOB_ID_MAX + 1];
-    struct hvi_rank_row now;
+    const char *job;
+    struct hvd_admin_rank now;
     uint64_t ops_per_s, bytes_per_s;
     uint64_t lag_ns;    /* mean over the interval */
     uint64_t met, last; /* ops of several ranks; of these: where it came last */
 };
 /* Fills in what follows .now; `before` NULL: from nothing. */
-void ctl_top_compare(struct ctl_top_row *row, const struct hvi_rank_row *before,
+void ctl_top_compare(struct ctl_top_row *row, const struct hvd_admin_rank *before,
                      uint64_t interval_ns);
 void ctl_show_top(const struct ctl *ctl, const struct ctl_top_row *rows, size_t count);
 void ctl_json_top(const struct ctl *ctl, const struct ctl_top_row *rows, size_t count,
@@ -79,14 +83,17 @@ void ctl_json_done(const struct ctl *ctl, const char *text);
 void ctl_json_error(const struct ctl *ctl, int status, const char *text);
 void ctl_json_version(const struct ctl *ctl, const char *daemon_version);
 
+/* A request of this kind that says nothing else. */
+struct hvd_admin_request ctl_request(enum hvd_admin_kind kind);
 /* Asks; CTL_OK with a reply to free, or the exit code after a complaint. */
-int ctl_ask(const struct ctl *ctl, struct hvi_admin_request *request,
-            struct hvi_admin_reply *reply_p);
+int ctl_ask(const struct ctl *ctl, const struct hvd_admin_request *request,
+            struct hvd_admin_answer **reply_p);
 /* What keeps the answer from being all there is, a sentence for each node or engine, on stderr; with --json it is
  * in the document. */
-void ctl_say_silent(const struct ctl *ctl, const struct hvi_admin_reply *reply);
-/* Checks a job id from the command line; CTL_OK or CTL_USAGE after a complaint. */
-int ctl_copy_job(const struct ctl *ctl, const char *job, struct hvi_admin_request *request_p);
+void ctl_say_silent(const struct ctl *ctl, const struct hvd_admin_answer *reply);
+/* Checks a job id from the command line, and puts it and its owner into the request; CTL_OK or CTL_USAGE
+ * after a complaint. */
+int ctl_copy_job(const struct ctl *ctl, const char *job, struct hvd_admin_request *request_p);
 
 /* `hvdctl trace`: asks rank by rank, page by page. */
 int ctl_trace(const struct ctl *ctl, char **args, int count);
@@ -102,8 +109,8 @@ int ctl_key_new(const struct ctl *ctl, char **args, int count);
 int ctl_doctor(const struct ctl *ctl);
 
 /* Asks the daemon for its status for doctor and version: false when there is none (why_p says it).
- */
-bool ctl_ask_daemon(const struct ctl *ctl, struct hvi_admin_reply *reply_p, char *why_p,
+ * *reply_p without a .daemon, or NULL: it answers with an error, which why_p says. */
+bool ctl_ask_daemon(const struct ctl *ctl, struct hvd_admin_answer **reply_p, char *why_p,
                     size_t why_size);
 
 #endif

@@ -6,6 +6,7 @@
 #include "base/status.h"
 #include "gpu/nvml.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #define PROCESSES 256u
@@ -27,19 +28,23 @@ static uint64_t used_by(const struct hvi_nvml *nvml, hvi_ml_device device, int32
 }
 
 /* "NV4": so many links are up; "": none, or not known. */
-static void count_links(const struct hvi_nvml *nvml, hvi_ml_device device, struct hvi_gpu_row *row)
+static void count_links(const struct hvi_nvml *nvml, hvi_ml_device device,
+                        struct hvd_admin_gpu *row)
 {
+    static char names[HVI_ML_LINKS + 1][16];
     unsigned links = 0;
 
     for (unsigned i = 0; nvml->device_link != NULL && i < HVI_ML_LINKS; i++) {
         int active = 0;
         links += nvml->device_link(device, i, &active) == HVI_ML_OK && active == 1;
     }
-    if (links > 0)
-        snprintf(row->links, sizeof row->links, "NV%u", links);
+    if (links == 0)
+        return;
+    snprintf(names[links], sizeof names[links], "NV%u", links);
+    row->links = names[links];
 }
 
-static void fill_row(const struct hvi_nvml *nvml, hvi_ml_device device, struct hvi_gpu_row *row)
+static void fill_row(const struct hvi_nvml *nvml, hvi_ml_device device, struct hvd_admin_gpu *row)
 {
     struct hvi_ml_memory memory;
     const uint64_t used = row->pid > 0 ? used_by(nvml, device, row->pid) : 0;
@@ -51,13 +56,13 @@ static void fill_row(const struct hvi_nvml *nvml, hvi_ml_device device, struct h
     count_links(nvml, device, row);
 }
 
-void ctl_gpus_ask(struct hvi_admin_reply *reply)
+static void fill_rows(struct hvd_admin_gpu *rows, size_t row_count)
 {
     struct hvi_nvml nvml;
-    char uuid[HVI_WIRE_GPU_UUID + 40], text[400];
+    char uuid[96], text[400];
     unsigned count = 0;
 
-    if (reply->gpu_count == 0 || hvi_nvml_open(&nvml, text, sizeof text) != HVI_OK)
+    if (row_count == 0 || hvi_nvml_open(&nvml, text, sizeof text) != HVI_OK)
         return;
     if (nvml.device_count == NULL || nvml.device_get == NULL || nvml.device_uuid == NULL ||
         nvml.device_count(&count) != HVI_ML_OK)
@@ -67,9 +72,22 @@ void ctl_gpus_ask(struct hvi_admin_reply *reply)
         if (nvml.device_get(i, &device) != HVI_ML_OK ||
             nvml.device_uuid(device, uuid, sizeof uuid) != HVI_ML_OK)
             continue;
-        for (size_t j = 0; j < reply->gpu_count; j++) {
-            if (strcmp(reply->gpus[j].uuid, uuid) == 0)
-                fill_row(&nvml, device, &reply->gpus[j]);
+        for (size_t j = 0; j < row_count; j++) {
+            if (strcmp(rows[j].uuid, uuid) == 0)
+                fill_row(&nvml, device, &rows[j]);
         }
     }
+}
+
+struct hvd_admin_gpu *ctl_gpus_ask(const struct hvd_admin_answer *reply)
+{
+    struct hvd_admin_gpu *rows = calloc(reply->gpu_count + 1, sizeof *rows);
+    if (rows == NULL) {
+        fputs("hvdctl: out of memory\n", stderr);
+        exit(CTL_REFUSED);
+    }
+    for (size_t i = 0; i < reply->gpu_count; i++)
+        rows[i] = *reply->gpus[i];
+    fill_rows(rows, reply->gpu_count);
+    return rows;
 }

@@ -4,6 +4,7 @@
  * because cJSON keeps numbers as double and a 64-bit counter does not fit there. */
 #include "base/status.h"
 #include "base/utf8.h"
+#include "proto/wire.h"
 #include "tools/hvdctl/ctl.h"
 
 #include <cjson/cJSON.h>
@@ -33,7 +34,7 @@ static cJSON *add_object(cJSON *array)
 }
 
 /* What keeps the rows from being all there is: a full message, a silent engine. */
-static void add_note(cJSON *document, const struct hvi_admin_reply *reply)
+static void add_note(cJSON *document, const struct hvd_admin_answer *reply)
 {
     add_u64(document, "rows_left_out", reply->rows_left_out);
     if (reply->text[0] != '\0')
@@ -70,9 +71,9 @@ static void print(const struct ctl *ctl, cJSON *document)
     free(text);
 }
 
-void ctl_json_status(const struct ctl *ctl, const struct hvi_admin_reply *reply)
+void ctl_json_status(const struct ctl *ctl, const struct hvd_admin_answer *reply)
 {
-    const struct hvi_daemon_status *daemon = &reply->daemon;
+    const struct hvd_admin_daemon *daemon = reply->daemon;
     cJSON *document = cJSON_CreateObject();
     cJSON *object = cJSON_AddObjectToObject(document, "daemon");
     cJSON_AddStringToObject(object, "version", daemon->version);
@@ -91,11 +92,12 @@ void ctl_json_status(const struct ctl *ctl, const struct hvi_admin_reply *reply)
     print(ctl, document);
 }
 
-static void add_link(cJSON *array, const struct hvi_link_row *row)
+static void add_link(cJSON *array, const struct hvd_admin_link *row)
 {
     cJSON *object = add_object(array);
     add_u64(object, "to", row->to);
-    cJSON_AddStringToObject(object, "kind", row->purpose == HVI_LINK_CONTROL ? "control" : "data");
+    cJSON_AddStringToObject(object, "kind",
+                            row->purpose == HVD_ADMIN_LINK_CONTROL ? "control" : "data");
     add_u64(object, "lane", row->lane);
     add_u64(object, "bytes_sent", row->bytes_sent);
     add_u64(object, "bytes_received", row->bytes_received);
@@ -106,11 +108,11 @@ static void add_link(cJSON *array, const struct hvi_link_row *row)
 }
 
 /* The nodes of jobs that span nodes; nothing where there are none. */
-static void add_spans(cJSON *document, const struct hvi_span_row *spans, size_t count)
+static void add_spans(cJSON *document, const struct hvd_admin_span *const *spans, size_t count)
 {
     cJSON *array = count > 0 ? cJSON_AddArrayToObject(document, "job_nodes") : NULL;
     for (size_t i = 0; i < count; i++) {
-        const struct hvi_span_row *span = &spans[i];
+        const struct hvd_admin_span *span = spans[i];
         cJSON *object = add_object(array);
         cJSON_AddStringToObject(object, "job", span->job);
         add_u64(object, "uid", span->uid);
@@ -124,33 +126,33 @@ static void add_spans(cJSON *document, const struct hvi_span_row *spans, size_t 
         cJSON *ranks = cJSON_AddArrayToObject(object, "ranks");
         for (size_t k = 0; k < span->rank_count; k++)
             cJSON_AddItemToArray(ranks, cJSON_CreateNumber(span->ranks[k]));
-        add_i64(object, "clock_ahead_ns", (int64_t)span->ahead_ns);
-        add_u64(object, "clock_error_ns", span->ahead_error_ns);
+        add_i64(object, "clock_ahead_ns", span->clock_ahead_ns);
+        add_u64(object, "clock_error_ns", span->clock_error_ns);
         cJSON *links = cJSON_AddArrayToObject(object, "links");
         for (size_t k = 0; k < span->link_count; k++)
-            add_link(links, &span->links[k]);
+            add_link(links, span->links[k]);
     }
 }
 
-static void add_place(cJSON *object, const struct hvi_admin_reply *reply, uint32_t node)
+static void add_place(cJSON *object, const struct hvd_admin_answer *reply, uint32_t node)
 {
     for (size_t i = 0; i < reply->span_count; i++) {
-        if (reply->spans[i].node != node)
+        if (reply->spans[i]->node != node)
             continue;
         add_u64(object, "node", node);
-        cJSON_AddStringToObject(object, "node_name", reply->spans[i].name);
-        cJSON_AddStringToObject(object, "node_address", reply->spans[i].address);
+        cJSON_AddStringToObject(object, "node_name", reply->spans[i]->name);
+        cJSON_AddStringToObject(object, "node_address", reply->spans[i]->address);
         return;
     }
 }
 
-void ctl_json_nodes(const struct ctl *ctl, const struct hvi_admin_reply *reply,
-                    const struct hvi_admin_reply *jobs)
+void ctl_json_nodes(const struct ctl *ctl, const struct hvd_admin_answer *reply,
+                    const struct hvd_admin_answer *jobs)
 {
     cJSON *document = cJSON_CreateObject();
     cJSON *array = cJSON_AddArrayToObject(document, "nodes");
     for (size_t i = 0; i < reply->node_count; i++) {
-        const struct hvi_mesh_row *row = &reply->nodes[i];
+        const struct hvd_admin_node *row = reply->nodes[i];
         cJSON *object = add_object(array);
         cJSON_AddStringToObject(object, "node", row->node);
         cJSON_AddStringToObject(object, "name", row->name);
@@ -165,12 +167,13 @@ void ctl_json_nodes(const struct ctl *ctl, const struct hvi_admin_reply *reply,
     print(ctl, document);
 }
 
-void ctl_json_gpus(const struct ctl *ctl, const struct hvi_admin_reply *reply)
+void ctl_json_gpus(const struct ctl *ctl, const struct hvd_admin_answer *reply,
+                   const struct hvd_admin_gpu *gpus)
 {
     cJSON *document = cJSON_CreateObject();
     cJSON *array = cJSON_AddArrayToObject(document, "gpus");
     for (size_t i = 0; i < reply->gpu_count; i++) {
-        const struct hvi_gpu_row *row = &reply->gpus[i];
+        const struct hvd_admin_gpu *row = &gpus[i];
         cJSON *object = add_object(array);
         cJSON_AddStringToObject(object, "gpu", row->uuid);
         cJSON_AddStringToObject(object, "name", row->name);
@@ -183,7 +186,7 @@ void ctl_json_gpus(const struct ctl *ctl, const struct hvi_admin_reply *reply)
         add_u64(object, "staging_bytes", row->staging_bytes);
         add_u64(object, "own_bytes", row->own_bytes);
         add_u64(object, "free_bytes", row->free_bytes);
-        add_u64(object, "communicators", row->comms);
+        add_u64(object, "communicators", row->communicators);
         add_u64(object, "driver_version", row->driver_version);
         add_u64(object, "nccl_version", row->nccl_version);
         cJSON_AddStringToObject(object, "nvlink", row->links);
@@ -192,12 +195,12 @@ void ctl_json_gpus(const struct ctl *ctl, const struct hvi_admin_reply *reply)
     print(ctl, document);
 }
 
-void ctl_json_jobs(const struct ctl *ctl, const struct hvi_admin_reply *reply)
+void ctl_json_jobs(const struct ctl *ctl, const struct hvd_admin_answer *reply)
 {
     cJSON *document = cJSON_CreateObject();
     cJSON *array = cJSON_AddArrayToObject(document, "jobs");
     for (size_t i = 0; i < reply->job_count; i++) {
-        const struct hvi_job_row *row = &reply->jobs[i];
+        const struct hvd_admin_job *row = reply->jobs[i];
         cJSON *object = add_object(array);
         cJSON_AddStringToObject(object, "job", row->job);
         add_u64(object, "generation", row->generation);
@@ -220,13 +223,13 @@ void ctl_json_jobs(const struct ctl *ctl, const struct hvi_admin_reply *reply)
     print(ctl, document);
 }
 
-void ctl_json_ranks(const struct ctl *ctl, const char *job, const struct hvi_admin_reply *reply)
+void ctl_json_ranks(const struct ctl *ctl, const char *job, const struct hvd_admin_answer *reply)
 {
     cJSON *document = cJSON_CreateObject();
     cJSON_AddStringToObject(document, "job", job);
     cJSON *array = cJSON_AddArrayToObject(document, "ranks");
     for (size_t i = 0; i < reply->rank_count; i++) {
-        const struct hvi_rank_row *row = &reply->ranks[i];
+        const struct hvd_admin_rank *row = reply->ranks[i];
         cJSON *object = add_object(array);
         add_i64(object, "rank", row->rank);
         add_i64(object, "pid", row->pid);
@@ -255,7 +258,7 @@ void ctl_json_ranks(const struct ctl *ctl, const char *job, const struct hvi_adm
     print(ctl, document);
 }
 
-static void add_stall(cJSON *array, const struct hvi_stall_row *row)
+static void add_stall(cJSON *array, const struct hvd_admin_stall *row)
 {
     cJSON *object = add_object(array);
     cJSON_AddStringToObject(object, "job", row->job);
@@ -270,32 +273,33 @@ static void add_stall(cJSON *array, const struct hvi_stall_row *row)
     cJSON *missing = cJSON_AddArrayToObject(object, "missing");
     for (size_t i = 0; i < row->missing_count; i++) {
         cJSON *rank = add_object(missing);
-        add_i64(rank, "rank", row->missing[i].rank);
-        add_i64(rank, "pid", row->missing[i].pid);
-        cJSON_AddStringToObject(rank, "process", row->missing[i].process);
-        cJSON_AddStringToObject(rank, "waits_in", row->missing[i].waits_in);
+        add_i64(rank, "rank", row->missing[i]->rank);
+        add_i64(rank, "pid", row->missing[i]->pid);
+        cJSON_AddStringToObject(rank, "process", row->missing[i]->process);
+        cJSON_AddStringToObject(rank, "waits_in", row->missing[i]->waits_in);
     }
 }
 
-void ctl_json_stalls(const struct ctl *ctl, const struct hvi_admin_reply *reply)
+void ctl_json_stalls(const struct ctl *ctl, const struct hvd_admin_answer *reply)
 {
     cJSON *document = cJSON_CreateObject();
     cJSON *array = cJSON_AddArrayToObject(document, "stalls");
     for (size_t i = 0; i < reply->stall_count; i++)
-        add_stall(array, &reply->stalls[i]);
+        add_stall(array, reply->stalls[i]);
     add_spans(document, reply->spans, reply->span_count);
     add_note(document, reply);
     print(ctl, document);
 }
 
-void ctl_json_trace(const struct ctl *ctl, const char *job, const struct hvi_trace_row *rows,
-                    size_t count, const struct hvi_span_row *spans, size_t span_count)
+void ctl_json_trace(const struct ctl *ctl, const char *job,
+                    const struct hvd_admin_trace *const *rows, size_t count,
+                    const struct hvd_admin_span *const *spans, size_t span_count)
 {
     cJSON *document = cJSON_CreateObject();
     cJSON_AddStringToObject(document, "job", job);
     cJSON *array = cJSON_AddArrayToObject(document, "trace");
     for (size_t i = 0; i < count; i++) {
-        const struct hvi_trace_row *row = &rows[i];
+        const struct hvd_admin_trace *row = rows[i];
         cJSON *object = add_object(array);
         add_i64(object, "rank", row->rank);
         add_u64(object, "number", row->number);

@@ -3,8 +3,7 @@
  * command, from which parsing and help follow. Exit codes: enum ctl_exit. */
 #include "base/clock.h"
 #include "base/status.h"
-#include "tools/common/address.h"
-#include "tools/common/admin_client.h"
+#include "proto/wire.h"
 #include "tools/common/text.h"
 #include "tools/hvdctl/ctl.h"
 
@@ -42,116 +41,115 @@ void ctl_complain(const struct ctl *ctl, int status, const char *format, ...)
 
 /* ---- asking the daemon ---- */
 
-static int no_daemon(const struct ctl *ctl, const struct address *address)
+static int no_daemon(const struct ctl *ctl, const struct hvd_admin_place *place)
 {
-    const char *tried = strstr(address->why, "), ") != NULL ? "Tried, in this order" : "Tried";
-    if (strstr(address->why, strerror(EACCES)) != NULL)
+    const char *tried = strstr(place->tried, "), ") != NULL ? "Tried, in this order" : "Tried";
+    if (strstr(place->tried, strerror(EACCES)) != NULL)
         ctl_complain(ctl, HVI_ERR_NO_DAEMON,
                      "no hvdd that this user may ask. %s: %s. A socket that refuses permission may "
                      "be another user's hvdd, or one whose admin socket is kept for a group "
                      "(admin-mode); name another directory with --address or HVD_ADDRESS.",
-                     tried, address->why);
+                     tried, place->tried);
     else
         ctl_complain(ctl, HVI_ERR_NO_DAEMON,
                      "no hvdd is running. %s: %s. Start one (hvdd, or systemctl start hvdd), or "
                      "name its directory with --address or HVD_ADDRESS.",
-                     tried, address->why);
+                     tried, place->tried);
     return CTL_NO_DAEMON;
 }
 
-static int explain_failure(const struct ctl *ctl, const struct address *address, int status,
-                           const char *text)
+static int explain_failure(const struct ctl *ctl, int status)
 {
+    struct hvd_admin_place place;
     char waited[32];
-    text_duration(ctl->timeout_ns, waited, sizeof waited);
     switch (status) {
     case HVI_ERR_NO_DAEMON:
-        return no_daemon(ctl, address);
+        if (hvd_admin_find(ctl->address, &place) == HVI_OK) /* it was there a moment ago */
+            snprintf(place.tried, sizeof place.tried, "%.200s (%s)", place.dir,
+                     strerror(ECONNREFUSED));
+        return no_daemon(ctl, &place);
     case HVI_ERR_TIMEOUT:
+        hvd_admin_find(ctl->address, &place);
+        text_duration(ctl->timeout_ns, waited, sizeof waited);
         ctl_complain(ctl, status,
                      "the hvdd in %s did not answer within %s. It may be stopped or stuck: look "
                      "at its process and log, or wait longer with --timeout.",
-                     address->dir, waited);
+                     place.dir, waited);
         return CTL_NO_DAEMON;
-    case HVI_ERR_PROTOCOL:
-        ctl_complain(ctl, status, "the answer of the hvdd in %s makes no sense: %s", address->dir,
-                     text);
-        return CTL_REFUSED;
     default:
-        ctl_complain(ctl, status, "%s", hvi_status_text(status));
+        ctl_complain(ctl, status, "%s", hvd_admin_last_error());
         return CTL_REFUSED;
     }
 }
 
-int ctl_ask(const struct ctl *ctl, struct hvi_admin_request *request,
-            struct hvi_admin_reply *reply_p)
+struct hvd_admin_request ctl_request(enum hvd_admin_kind kind)
 {
-    struct address address;
-    struct admin_client *client = NULL;
-    char text[HVI_TEXT_MAX + 1] = "";
-    int status = address_find(ctl->address, &address);
+    struct hvd_admin_request request;
+    hvd_admin_request_init(&request, kind);
+    return request;
+}
+
+int ctl_ask(const struct ctl *ctl, const struct hvd_admin_request *request,
+            struct hvd_admin_answer **reply_p)
+{
+    struct hvd_admin *admin = NULL;
+    int status = hvd_admin_open(ctl->address, &admin);
     if (status == HVI_ERR_INVALID) {
-        ctl_complain(ctl, status, "bad address: %s", address.why);
+        ctl_complain(ctl, status, "%s", hvd_admin_last_error());
         return CTL_USAGE;
     }
     if (status == HVI_OK)
-        status = admin_client_open(address.dir, &client);
-    if (status == HVI_OK)
-        status = admin_client_call(client, request, hvi_deadline_after((int64_t)ctl->timeout_ns),
-                                   reply_p, text, sizeof text);
-    admin_client_close(client);
-    if (status == HVI_ERR_NO_DAEMON && address.why[0] == '\0') /* it was there a moment ago */
-        snprintf(address.why, sizeof address.why, "%.200s (%s)", address.dir,
-                 strerror(ECONNREFUSED));
-    if (status != HVI_OK)
-        return explain_failure(ctl, &address, status, text);
-    if (reply_p->status != HVI_OK) {
-        const char *said =
-            reply_p->text[0] != '\0' ? reply_p->text : hvi_status_text(reply_p->status);
-        ctl_complain(ctl, reply_p->status, "%s", said);
-        hvi_admin_reply_free(reply_p);
-        return CTL_REFUSED;
-    }
-    return CTL_OK;
+        status = hvd_admin_ask(admin, request, (int64_t)ctl->timeout_ns, reply_p);
+    const int code = status == HVI_OK ? CTL_OK : explain_failure(ctl, status);
+    hvd_admin_close(admin);
+    return code;
 }
 
-bool ctl_ask_daemon(const struct ctl *ctl, struct hvi_admin_reply *reply_p, char *why_p,
+/* True for what is not the daemon's own word. */
+static bool is_unanswered(int status)
+{
+    return status == HVI_ERR_NO_DAEMON || status == HVI_ERR_TIMEOUT || status == HVI_ERR_PROTOCOL ||
+           status == HVI_ERR_NO_MEMORY || status == HVI_ERR_LIMIT;
+}
+
+bool ctl_ask_daemon(const struct ctl *ctl, struct hvd_admin_answer **reply_p, char *why_p,
                     size_t why_size)
 {
-    struct hvi_admin_request request = {.kind = HVI_ADMIN_STATUS};
-    struct address address;
-    struct admin_client *client = NULL;
-    char text[HVI_TEXT_MAX + 1] = "";
-    int status = address_find(ctl->address, &address);
-    snprintf(why_p, why_size, "%s", address.why);
-    if (status != HVI_OK || admin_client_open(address.dir, &client) != HVI_OK)
-        return false;
+    const struct hvd_admin_request request = ctl_request(HVD_ADMIN_STATUS);
     const uint64_t wait_ns = ctl->timeout_ns < HVI_NS_SEC ? ctl->timeout_ns : HVI_NS_SEC;
-    status = admin_client_call(client, &request, hvi_deadline_after((int64_t)wait_ns), reply_p,
-                               text, sizeof text);
-    admin_client_close(client);
-    if (status != HVI_OK)
-        snprintf(why_p, why_size, "%s (%s)", address.dir,
+    struct hvd_admin_place place;
+    struct hvd_admin *admin;
+    *reply_p = NULL;
+    const int found = hvd_admin_find(ctl->address, &place);
+    snprintf(why_p, why_size, "%s", place.tried);
+    if (found != HVI_OK || hvd_admin_open(place.dir, &admin) != HVI_OK)
+        return false;
+    const int status = hvd_admin_ask(admin, &request, (int64_t)wait_ns, reply_p);
+    hvd_admin_close(admin);
+    if (is_unanswered(status))
+        snprintf(why_p, why_size, "%s (%s)", place.dir,
                  status == HVI_ERR_TIMEOUT ? "it does not answer" : hvi_status_text(status));
-    return status == HVI_OK;
+    else if (status != HVI_OK)
+        snprintf(why_p, why_size, "%s", hvd_admin_last_error());
+    return !is_unanswered(status);
 }
 
-void ctl_say_silent(const struct ctl *ctl, const struct hvi_admin_reply *reply)
+void ctl_say_silent(const struct ctl *ctl, const struct hvd_admin_answer *reply)
 {
     bool said = false;
     if (ctl->json)
         return;
     for (size_t i = 0; i < reply->span_count; i++) {
-        if (reply->spans[i].text[0] == '\0')
+        if (reply->spans[i]->text[0] == '\0')
             continue;
-        ctl_complain(ctl, HVI_OK, "job '%s': %s", reply->spans[i].job, reply->spans[i].text);
+        ctl_complain(ctl, HVI_OK, "job '%s': %s", reply->spans[i]->job, reply->spans[i]->text);
         said = true;
     }
     if (!said && reply->text[0] != '\0')
         ctl_complain(ctl, HVI_OK, "%s", reply->text);
 }
 
-int ctl_copy_job(const struct ctl *ctl, const char *job, struct hvi_admin_request *request_p)
+int ctl_copy_job(const struct ctl *ctl, const char *job, struct hvd_admin_request *request_p)
 {
     if (!hvi_job_id_valid(job)) {
         ctl_complain(ctl, HVI_ERR_INVALID,
@@ -159,9 +157,8 @@ int ctl_copy_job(const struct ctl *ctl, const char *job, struct hvi_admin_reques
                      HVI_JOB_ID_MAX);
         return CTL_USAGE;
     }
-    snprintf(request_p->job, sizeof request_p->job, "%s", job);
-    request_p->of_owner = ctl->of_owner;
-    request_p->owner = ctl->owner;
+    request_p->job = job;
+    request_p->owner = ctl->of_owner ? (int64_t)ctl->owner : HVD_ADMIN_ANY;
     return CTL_OK;
 }
 
@@ -169,108 +166,109 @@ int ctl_copy_job(const struct ctl *ctl, const char *job, struct hvi_admin_reques
 
 static int run_status(const struct ctl *ctl, char **args, int count)
 {
-    struct hvi_admin_request request = {.kind = HVI_ADMIN_STATUS};
-    struct hvi_admin_reply reply;
+    struct hvd_admin_request request = ctl_request(HVD_ADMIN_STATUS);
+    struct hvd_admin_answer *reply;
     (void)args, (void)count;
     const int code = ctl_ask(ctl, &request, &reply);
     if (code != CTL_OK)
         return code;
-    (ctl->json ? ctl_json_status : ctl_show_status)(ctl, &reply);
-    hvi_admin_reply_free(&reply);
+    (ctl->json ? ctl_json_status : ctl_show_status)(ctl, reply);
+    hvd_admin_answer_free(reply);
     return CTL_OK;
 }
 
 static int run_jobs(const struct ctl *ctl, char **args, int count)
 {
-    struct hvi_admin_request request = {.kind = HVI_ADMIN_JOBS};
-    struct hvi_admin_reply reply;
+    struct hvd_admin_request request = ctl_request(HVD_ADMIN_JOBS);
+    struct hvd_admin_answer *reply;
     (void)args, (void)count;
     const int code = ctl_ask(ctl, &request, &reply);
     if (code != CTL_OK)
         return code;
-    ctl_say_silent(ctl, &reply);
-    (ctl->json ? ctl_json_jobs : ctl_show_jobs)(ctl, &reply);
-    hvi_admin_reply_free(&reply);
+    ctl_say_silent(ctl, reply);
+    (ctl->json ? ctl_json_jobs : ctl_show_jobs)(ctl, reply);
+    hvd_admin_answer_free(reply);
     return CTL_OK;
 }
 
 static int run_ranks(const struct ctl *ctl, char **args, int count)
 {
-    struct hvi_admin_request request = {.kind = HVI_ADMIN_RANKS};
-    struct hvi_admin_reply reply;
+    struct hvd_admin_request request = ctl_request(HVD_ADMIN_RANKS);
+    struct hvd_admin_answer *reply;
     (void)count;
     int code = ctl_copy_job(ctl, args[0], &request);
     if (code == CTL_OK)
         code = ctl_ask(ctl, &request, &reply);
     if (code != CTL_OK)
         return code;
-    ctl_say_silent(ctl, &reply);
-    (ctl->json ? ctl_json_ranks : ctl_show_ranks)(ctl, args[0], &reply);
-    hvi_admin_reply_free(&reply);
+    ctl_say_silent(ctl, reply);
+    (ctl->json ? ctl_json_ranks : ctl_show_ranks)(ctl, args[0], reply);
+    hvd_admin_answer_free(reply);
     return CTL_OK;
 }
 
 static int run_stalls(const struct ctl *ctl, char **args, int count)
 {
-    struct hvi_admin_request request = {.kind = HVI_ADMIN_STALLS, .min_age_ns = ctl->min_age_ns};
-    struct hvi_admin_reply reply;
+    struct hvd_admin_request request = ctl_request(HVD_ADMIN_STALLS);
+    struct hvd_admin_answer *reply;
+    request.min_age_ns = ctl->min_age_ns;
     int code = count > 0 ? ctl_copy_job(ctl, args[0], &request) : CTL_OK;
     if (code == CTL_OK)
         code = ctl_ask(ctl, &request, &reply);
     if (code != CTL_OK)
         return code;
-    ctl_say_silent(ctl, &reply);
-    (ctl->json ? ctl_json_stalls : ctl_show_stalls)(ctl, &reply);
-    hvi_admin_reply_free(&reply);
+    ctl_say_silent(ctl, reply);
+    (ctl->json ? ctl_json_stalls : ctl_show_stalls)(ctl, reply);
+    hvd_admin_answer_free(reply);
     return CTL_OK;
 }
 
 static int run_nodes(const struct ctl *ctl, char **args, int count)
 {
-    struct hvi_admin_request request = {.kind = HVI_ADMIN_NODES};
-    struct hvi_admin_request jobs_request = {.kind = HVI_ADMIN_JOBS};
-    struct hvi_admin_reply reply, jobs;
+    struct hvd_admin_request request = ctl_request(HVD_ADMIN_NODES);
+    struct hvd_admin_request jobs_request = ctl_request(HVD_ADMIN_JOBS);
+    struct hvd_admin_answer *reply, *jobs;
     (void)args, (void)count;
     int code = ctl_ask(ctl, &request, &reply);
     if (code != CTL_OK)
         return code;
     code = ctl_ask(ctl, &jobs_request, &jobs);
     if (code == CTL_OK) {
-        ctl_say_silent(ctl, &jobs);
+        ctl_say_silent(ctl, jobs);
         if (ctl->json)
-            ctl_json_nodes(ctl, &reply, &jobs);
+            ctl_json_nodes(ctl, reply, jobs);
         else
-            ctl_show_nodes(ctl, &reply);
+            ctl_show_nodes(ctl, reply);
         if (!ctl->json)
-            ctl_show_links(ctl, &jobs);
-        hvi_admin_reply_free(&jobs);
+            ctl_show_links(ctl, jobs);
+        hvd_admin_answer_free(jobs);
     }
-    hvi_admin_reply_free(&reply);
+    hvd_admin_answer_free(reply);
     return code;
 }
 
 static int run_gpus(const struct ctl *ctl, char **args, int count)
 {
-    struct hvi_admin_request request = {.kind = HVI_ADMIN_GPUS};
-    struct hvi_admin_reply reply;
+    struct hvd_admin_request request = ctl_request(HVD_ADMIN_GPUS);
+    struct hvd_admin_answer *reply;
     (void)args, (void)count;
     const int code = ctl_ask(ctl, &request, &reply);
     if (code != CTL_OK)
         return code;
-    ctl_gpus_ask(&reply);
-    (ctl->json ? ctl_json_gpus : ctl_show_gpus)(ctl, &reply);
-    hvi_admin_reply_free(&reply);
+    struct hvd_admin_gpu *gpus = ctl_gpus_ask(reply);
+    (ctl->json ? ctl_json_gpus : ctl_show_gpus)(ctl, reply, gpus);
+    free(gpus);
+    hvd_admin_answer_free(reply);
     return CTL_OK;
 }
 
 static int run_job_stop(const struct ctl *ctl, char **args, int count)
 {
-    struct hvi_admin_request request = {.kind = HVI_ADMIN_JOB_STOP};
-    struct hvi_admin_reply reply;
+    struct hvd_admin_request request = ctl_request(HVD_ADMIN_JOB_STOP);
+    struct hvd_admin_answer *reply;
     (void)count;
     int code = ctl_copy_job(ctl, args[0], &request);
-    if (ctl->reason != NULL)
-        snprintf(request.reason, sizeof request.reason, "%s", ctl->reason);
+    request.reason = ctl->reason;
     if (code == CTL_OK)
         code = ctl_ask(ctl, &request, &reply);
     if (code != CTL_OK)
@@ -278,12 +276,12 @@ static int run_job_stop(const struct ctl *ctl, char **args, int count)
     char text[HVI_TEXT_MAX + 1];
     char safe[HVI_TEXT_MAX + 1];
     snprintf(text, sizeof text, "job %s is being stopped", args[0]);
-    text_safe(reply.text[0] != '\0' ? reply.text : text, safe, sizeof safe);
+    text_safe(reply->text[0] != '\0' ? reply->text : text, safe, sizeof safe);
     if (ctl->json)
         ctl_json_done(ctl, safe);
     else
         fprintf(ctl->out, "%s\n", safe);
-    hvi_admin_reply_free(&reply);
+    hvd_admin_answer_free(reply);
     return CTL_OK;
 }
 
@@ -295,18 +293,17 @@ static int run_doctor(const struct ctl *ctl, char **args, int count)
 
 static int run_version(const struct ctl *ctl, char **args, int count)
 {
-    struct hvi_admin_reply reply;
+    struct hvd_admin_answer *reply;
     char why[512];
     (void)args, (void)count;
     const bool there = ctl_ask_daemon(ctl, &reply, why, sizeof why);
-    const bool known = there && reply.has_daemon;
+    const bool known = there && reply != NULL && reply->daemon != NULL;
     if (ctl->json)
-        ctl_json_version(ctl, known ? reply.daemon.version : NULL);
+        ctl_json_version(ctl, known ? reply->daemon->version : NULL);
     else
         fprintf(ctl->out, "hvdctl %s\nhvdd %s\n", HVD_VERSION_TEXT,
-                known ? reply.daemon.version : "(none running)");
-    if (there)
-        hvi_admin_reply_free(&reply);
+                known ? reply->daemon->version : "(none running)");
+    hvd_admin_answer_free(reply);
     return CTL_OK;
 }
 

@@ -93,9 +93,9 @@ static void line(const struct ctl *ctl, const char *label, const char *format, .
             ctl_style_off(CTL_BOLD, ctl->colours), safe);
 }
 
-void ctl_show_status(const struct ctl *ctl, const struct hvi_admin_reply *reply)
+void ctl_show_status(const struct ctl *ctl, const struct hvd_admin_answer *reply)
 {
-    const struct hvi_daemon_status *daemon = &reply->daemon;
+    const struct hvd_admin_daemon *daemon = reply->daemon;
     char user[64];
     char uptime[32];
     user_name(daemon->uid, user, sizeof user);
@@ -114,7 +114,7 @@ void ctl_show_status(const struct ctl *ctl, const struct hvi_admin_reply *reply)
         line(ctl, "log", "%" PRIu64 " lines could not be written", daemon->log_lost);
 }
 
-void ctl_show_nodes(const struct ctl *ctl, const struct hvi_admin_reply *reply)
+void ctl_show_nodes(const struct ctl *ctl, const struct hvd_admin_answer *reply)
 {
     static const struct ctl_column columns[] = {{"NODE", false}, {"ADDRESS", false},
                                                 {"PORT", true},  {"STATE", false},
@@ -125,7 +125,7 @@ void ctl_show_nodes(const struct ctl *ctl, const struct hvi_admin_reply *reply)
     }
     struct ctl_table *table = ctl_table_new(columns, COUNT(columns));
     for (size_t i = 0; i < reply->node_count; i++) {
-        const struct hvi_mesh_row *row = &reply->nodes[i];
+        const struct hvd_admin_node *row = reply->nodes[i];
         const bool bad = strcmp(row->state, "apart") == 0 || strcmp(row->state, "refused") == 0 ||
                          strcmp(row->state, "unreached") == 0;
         ctl_table_add(table, CTL_PLAIN, "%s", row->name);
@@ -146,7 +146,7 @@ void ctl_show_nodes(const struct ctl *ctl, const struct hvi_admin_reply *reply)
         line(ctl, "mesh", "%s", reply->text);
 }
 
-void ctl_show_jobs(const struct ctl *ctl, const struct hvi_admin_reply *reply)
+void ctl_show_jobs(const struct ctl *ctl, const struct hvd_admin_answer *reply)
 {
     static const struct ctl_column columns[] = {
         {"JOB", false},  {"GEN", true}, {"USER", false},  {"STATE", false}, {"RANKS", true},
@@ -158,7 +158,7 @@ void ctl_show_jobs(const struct ctl *ctl, const struct hvi_admin_reply *reply)
     }
     struct ctl_table *table = ctl_table_new(columns, COUNT(columns));
     for (size_t i = 0; i < reply->job_count; i++) {
-        const struct hvi_job_row *row = &reply->jobs[i];
+        const struct hvd_admin_job *row = reply->jobs[i];
         const bool failed = strcmp(row->state, "failed") == 0;
         ctl_table_add(table, CTL_PLAIN, "%s", row->job);
         ctl_table_add(table, CTL_PLAIN, "%" PRIu64, row->generation);
@@ -182,11 +182,11 @@ void ctl_show_jobs(const struct ctl *ctl, const struct hvi_admin_reply *reply)
     finish(ctl, table, reply->rows_left_out);
 }
 
-static const struct hvi_span_row *span_of(const struct hvi_admin_reply *reply, uint32_t node)
+static const struct hvd_admin_span *span_of(const struct hvd_admin_answer *reply, uint32_t node)
 {
     for (size_t i = 0; i < reply->span_count; i++) {
-        if (reply->spans[i].node == node)
-            return &reply->spans[i];
+        if (reply->spans[i]->node == node)
+            return reply->spans[i];
     }
     return NULL;
 }
@@ -200,7 +200,7 @@ static void add_known_bytes(struct ctl_table *table, uint64_t bytes)
         ctl_table_add(table, CTL_PLAIN, "-");
 }
 
-static void add_gpu_memory(struct ctl_table *table, const struct hvi_gpu_row *row)
+static void add_gpu_memory(struct ctl_table *table, const struct hvd_admin_gpu *row)
 {
     if (row->staging_bytes > 0) /* it is up, or was */
         add_bytes(table, row->import_bytes);
@@ -209,11 +209,12 @@ static void add_gpu_memory(struct ctl_table *table, const struct hvi_gpu_row *ro
     add_known_bytes(table, row->staging_bytes);
     add_known_bytes(table, row->own_bytes);
     add_known_bytes(table, row->free_bytes);
-    ctl_table_add(table, CTL_PLAIN, "%" PRIu32, row->comms);
+    ctl_table_add(table, CTL_PLAIN, "%" PRIu32, row->communicators);
     ctl_table_add(table, CTL_PLAIN, "%s", row->links[0] != '\0' ? row->links : "-");
 }
 
-void ctl_show_gpus(const struct ctl *ctl, const struct hvi_admin_reply *reply)
+void ctl_show_gpus(const struct ctl *ctl, const struct hvd_admin_answer *reply,
+                   const struct hvd_admin_gpu *gpus)
 {
     static const struct ctl_column columns[] = {
         {"GPU", false}, {"NAME", false},  {"JOB", false},     {"USER", false},
@@ -225,7 +226,7 @@ void ctl_show_gpus(const struct ctl *ctl, const struct hvi_admin_reply *reply)
     }
     struct ctl_table *table = ctl_table_new(columns, COUNT(columns));
     for (size_t i = 0; i < reply->gpu_count; i++) {
-        const struct hvi_gpu_row *row = &reply->gpus[i];
+        const struct hvd_admin_gpu *row = &gpus[i];
         ctl_table_add(table, CTL_PLAIN, "%s", row->uuid);
         ctl_table_add(table, CTL_PLAIN, "%s", row->name[0] != '\0' ? row->name : "-");
         ctl_table_add(table, CTL_PLAIN, "%s", row->job);
@@ -238,7 +239,7 @@ void ctl_show_gpus(const struct ctl *ctl, const struct hvi_admin_reply *reply)
 }
 
 /* "1 b": two nodes may have one name. */
-static void add_node(struct ctl_table *table, const struct hvi_span_row *span)
+static void add_node(struct ctl_table *table, const struct hvd_admin_span *span)
 {
     if (span != NULL)
         ctl_table_add(table, CTL_PLAIN, "%" PRIu32 " %s", span->node, span->name);
@@ -247,7 +248,7 @@ static void add_node(struct ctl_table *table, const struct hvi_span_row *span)
 }
 
 /* "1 b" and "10.0.0.2:9601" or "[2001:db8::2]:9601", where the job is on several nodes. */
-static void add_place(struct ctl_table *table, const struct hvi_span_row *span)
+static void add_place(struct ctl_table *table, const struct hvd_admin_span *span)
 {
     add_node(table, span);
     if (span != NULL)
@@ -258,7 +259,7 @@ static void add_place(struct ctl_table *table, const struct hvi_span_row *span)
         ctl_table_add(table, CTL_PLAIN, "-");
 }
 
-static void add_rank(struct ctl_table *table, const struct hvi_rank_row *row)
+static void add_rank(struct ctl_table *table, const struct hvd_admin_rank *row)
 {
     char process[64];
     const bool gone = strcmp(row->state, "lost") == 0 || strcmp(row->state, "ended") == 0;
@@ -285,7 +286,7 @@ static void add_rank(struct ctl_table *table, const struct hvi_rank_row *row)
     ctl_table_add(table, CTL_PLAIN, "%s", row->text);
 }
 
-void ctl_show_ranks(const struct ctl *ctl, const char *job, const struct hvi_admin_reply *reply)
+void ctl_show_ranks(const struct ctl *ctl, const char *job, const struct hvd_admin_answer *reply)
 {
     static const struct ctl_column columns[] = {
         {"NODE", false}, {"ADDRESS", false},  {"RANK", true},     {"PID", true},
@@ -304,21 +305,21 @@ void ctl_show_ranks(const struct ctl *ctl, const char *job, const struct hvi_adm
     struct ctl_table *table = ctl_table_new(columns + skipped, COUNT(columns) - skipped);
     for (size_t i = 0; i < reply->rank_count; i++) {
         if (skipped == 0)
-            add_place(table, span_of(reply, reply->ranks[i].node));
-        add_rank(table, &reply->ranks[i]);
+            add_place(table, span_of(reply, reply->ranks[i]->node));
+        add_rank(table, reply->ranks[i]);
     }
     finish(ctl, table, reply->rows_left_out);
     ctl_show_links(ctl, reply);
 }
 
-static void add_link(struct ctl_table *table, const struct hvi_admin_reply *reply,
-                     const struct hvi_span_row *span, const struct hvi_link_row *row)
+static void add_link(struct ctl_table *table, const struct hvd_admin_answer *reply,
+                     const struct hvd_admin_span *span, const struct hvd_admin_link *row)
 {
-    const bool control = row->purpose == HVI_LINK_CONTROL;
-    const struct hvi_span_row *other = NULL;
+    const bool control = row->purpose == HVD_ADMIN_LINK_CONTROL;
+    const struct hvd_admin_span *other = NULL;
     for (size_t i = 0; i < reply->span_count; i++) {
-        if (reply->spans[i].node == row->to && strcmp(reply->spans[i].job, span->job) == 0)
-            other = &reply->spans[i];
+        if (reply->spans[i]->node == row->to && strcmp(reply->spans[i]->job, span->job) == 0)
+            other = reply->spans[i];
     }
     ctl_table_add(table, CTL_PLAIN, "%s", span->job);
     add_node(table, span);
@@ -340,7 +341,7 @@ static void add_link(struct ctl_table *table, const struct hvi_admin_reply *repl
     add_duration(table, row->rtt_ns);
 }
 
-void ctl_show_links(const struct ctl *ctl, const struct hvi_admin_reply *reply)
+void ctl_show_links(const struct ctl *ctl, const struct hvd_admin_answer *reply)
 {
     static const struct ctl_column columns[] = {
         {"JOB", false},        {"LINK OF", false}, {"TO", false},          {"KIND", false},
@@ -349,8 +350,8 @@ void ctl_show_links(const struct ctl *ctl, const struct hvi_admin_reply *reply)
     };
     struct ctl_table *table = ctl_table_new(columns, COUNT(columns));
     for (size_t i = 0; i < reply->span_count; i++) {
-        for (size_t k = 0; k < reply->spans[i].link_count; k++)
-            add_link(table, reply, &reply->spans[i], &reply->spans[i].links[k]);
+        for (size_t k = 0; k < reply->spans[i]->link_count; k++)
+            add_link(table, reply, reply->spans[i], reply->spans[i]->links[k]);
     }
     if (ctl_table_rows(table) > 0) {
         fputs("\n", ctl->out);
@@ -379,13 +380,13 @@ static void rank_ranges(const int32_t *ranks, size_t count, char *text_p, size_t
 
 /* "2 (pid 4711, stopped (T)), 3 (pid 4712, sleeping (S) in allreduce 'b'), 4 (not attached)"; the
  * first few. */
-static void missing_ranks(const struct hvi_stall_row *row, char *text_p, size_t size)
+static void missing_ranks(const struct hvd_admin_stall *row, char *text_p, size_t size)
 {
     const size_t shown_max = 6;
     size_t used = 0;
     text_p[0] = '\0';
     for (size_t i = 0; i < row->missing_count && i < shown_max && used + 320 < size; i++) {
-        const struct hvi_missing_rank *rank = &row->missing[i];
+        const struct hvd_admin_missing *rank = row->missing[i];
         char process[64];
         text_process(rank->process, process, sizeof process);
         const char *comma = i > 0 ? ", " : "";
@@ -403,7 +404,7 @@ static void missing_ranks(const struct hvi_stall_row *row, char *text_p, size_t 
         snprintf(text_p + used, size - used, " and %zu more", row->missing_count - shown_max);
 }
 
-void ctl_show_stalls(const struct ctl *ctl, const struct hvi_admin_reply *reply)
+void ctl_show_stalls(const struct ctl *ctl, const struct hvd_admin_answer *reply)
 {
     static const struct ctl_column columns[] = {
         {"JOB", false}, {"TENSOR", false}, {"OP", false},      {"SET", true},
@@ -415,7 +416,7 @@ void ctl_show_stalls(const struct ctl *ctl, const struct hvi_admin_reply *reply)
     }
     struct ctl_table *table = ctl_table_new(columns, COUNT(columns));
     for (size_t i = 0; i < reply->stall_count; i++) {
-        const struct hvi_stall_row *row = &reply->stalls[i];
+        const struct hvd_admin_stall *row = reply->stalls[i];
         char text[2048];
         ctl_table_add(table, CTL_PLAIN, "%s", row->job[0] != '\0' ? row->job : "-");
         ctl_table_add(table, CTL_PLAIN, "%s", row->tensor);
@@ -432,7 +433,8 @@ void ctl_show_stalls(const struct ctl *ctl, const struct hvi_admin_reply *reply)
 
 static int by_rank_and_time(const void *a, const void *b)
 {
-    const struct hvi_trace_row *left = a, *right = b;
+    const struct hvd_admin_trace *left = *(const struct hvd_admin_trace *const *)a;
+    const struct hvd_admin_trace *right = *(const struct hvd_admin_trace *const *)b;
     if (left->rank != right->rank)
         return left->rank < right->rank ? -1 : 1;
     /* What is in flight has no number yet and comes after everything that has. */
@@ -441,13 +443,13 @@ static int by_rank_and_time(const void *a, const void *b)
     return left->submit_ns < right->submit_ns ? -1 : left->submit_ns > right->submit_ns;
 }
 
-void ctl_sort_trace(struct hvi_trace_row *rows, size_t count)
+void ctl_sort_trace(const struct hvd_admin_trace **rows, size_t count)
 {
     if (count > 0)
         qsort(rows, count, sizeof *rows, by_rank_and_time);
 }
 
-static void add_trace(struct ctl_table *table, const struct hvi_trace_row *row, uint64_t now_ns)
+static void add_trace(struct ctl_table *table, const struct hvd_admin_trace *row, uint64_t now_ns)
 {
     const bool open = row->status == HVI_INPROGRESS;
     const uint64_t end_ns = open ? now_ns : row->done_ns;
@@ -473,21 +475,22 @@ static void add_trace(struct ctl_table *table, const struct hvi_trace_row *row, 
 }
 
 /* How far the times of other nodes can be trusted. */
-static void show_clocks(const struct ctl *ctl, const struct hvi_span_row *spans, size_t count)
+static void show_clocks(const struct ctl *ctl, const struct hvd_admin_span *const *spans,
+                        size_t count)
 {
     for (size_t i = 0; i < count; i++) {
-        char error[32], safe[HVI_WIRE_NODE_NAME * 4];
-        if (spans[i].ahead_error_ns == 0)
+        char error[32], safe[256];
+        if (spans[i]->clock_error_ns == 0)
             continue;
-        text_duration(spans[i].ahead_error_ns, error, sizeof error);
-        text_safe(spans[i].name, safe, sizeof safe);
+        text_duration(spans[i]->clock_error_ns, error, sizeof error);
+        text_safe(spans[i]->name, safe, sizeof safe);
         fprintf(ctl->out, "(the times of node %" PRIu32 ", %s, are right to within %s)\n",
-                spans[i].node, safe, error);
+                spans[i]->node, safe, error);
     }
 }
 
-void ctl_show_trace(const struct ctl *ctl, const struct hvi_trace_row *rows, size_t count,
-                    const struct hvi_span_row *spans, size_t span_count)
+void ctl_show_trace(const struct ctl *ctl, const struct hvd_admin_trace *const *rows, size_t count,
+                    const struct hvd_admin_span *const *spans, size_t span_count)
 {
     static const struct ctl_column columns[] = {
         {"RANK", true},   {"OP NO", true},  {"AGO", true},     {"TENSOR", false},
@@ -501,16 +504,16 @@ void ctl_show_trace(const struct ctl *ctl, const struct hvi_trace_row *rows, siz
     }
     struct ctl_table *table = ctl_table_new(columns, COUNT(columns));
     for (size_t i = 0; i < count; i++)
-        add_trace(table, &rows[i], now_ns);
+        add_trace(table, rows[i], now_ns);
     finish(ctl, table, 0);
     show_clocks(ctl, spans, span_count);
 }
 
-void ctl_top_compare(struct ctl_top_row *row, const struct hvi_rank_row *before,
+void ctl_top_compare(struct ctl_top_row *row, const struct hvd_admin_rank *before,
                      uint64_t interval_ns)
 {
-    const struct hvi_rank_row nothing = {0};
-    const struct hvi_rank_row *now = &row->now;
+    const struct hvd_admin_rank nothing = {0};
+    const struct hvd_admin_rank *now = &row->now;
     const double seconds = (double)interval_ns / (double)HVI_NS_SEC;
     if (before == NULL || before->ops > now->ops || before->lag_ops > now->lag_ops)
         before = &nothing;

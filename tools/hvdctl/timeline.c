@@ -6,7 +6,6 @@
 #include "base/status.h"
 #include "base/utf8.h"
 #include "proto/packet.h"
-#include "tools/common/address.h"
 #include "tools/common/text.h"
 #include "tools/hvdctl/ctl.h"
 
@@ -80,16 +79,16 @@ static int exchange(const struct ctl *ctl, int socket_fd, const struct hvi_packe
 
 static int ask_hvdd(const struct ctl *ctl, const struct hvi_packet_msg *msg, int fd)
 {
-    struct address address;
+    struct hvd_admin_place place;
     char text[HVI_TEXT_MAX + 1] = "";
     int verdict = HVI_OK;
-    if (address_find(ctl->address, &address) == HVI_ERR_INVALID) {
-        ctl_complain(ctl, HVI_ERR_INVALID, "bad address: %s", address.why);
+    if (hvd_admin_find(ctl->address, &place) == HVI_ERR_INVALID) {
+        ctl_complain(ctl, HVI_ERR_INVALID, "%s", hvd_admin_last_error());
         return CTL_USAGE;
     }
-    const int socket_fd = connect_hvdd(address.dir);
+    const int socket_fd = connect_hvdd(place.dir);
     if (socket_fd < 0) {
-        ctl_complain(ctl, HVI_ERR_NO_DAEMON, "no hvdd answers in %s: %s", address.dir,
+        ctl_complain(ctl, HVI_ERR_NO_DAEMON, "no hvdd answers in %s: %s", place.dir,
                      errno == EPERM ? "what listens there is another user's, so not trusted"
                                     : strerror(errno));
         return CTL_NO_DAEMON;
@@ -97,7 +96,7 @@ static int ask_hvdd(const struct ctl *ctl, const struct hvi_packet_msg *msg, int
     const int status = exchange(ctl, socket_fd, msg, fd, &verdict, text, sizeof text);
     close(socket_fd);
     if (status != HVI_OK) {
-        ctl_complain(ctl, status, "the hvdd in %s did not answer: %s", address.dir,
+        ctl_complain(ctl, status, "the hvdd in %s did not answer: %s", place.dir,
                      hvi_status_text(status));
         return status == HVI_ERR_TIMEOUT || status == HVI_ERR_CLOSED ? CTL_NO_DAEMON : CTL_REFUSED;
     }
@@ -143,7 +142,7 @@ static int start(const struct ctl *ctl, struct hvi_packet_msg *msg, const char *
 int ctl_timeline(const struct ctl *ctl, char **args, int count)
 {
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_TIMELINE_REQUEST};
-    struct hvi_admin_request checked;
+    struct hvd_admin_request checked;
     const bool starts = count == 3 && strcmp(args[1], "start") == 0;
     const bool stops = count == 2 && strcmp(args[1], "stop") == 0;
     if (!starts && !stops) {

@@ -15,70 +15,88 @@ struct look {
     uint64_t at_ns;
     struct ctl_top_row *rows; /* .job and .now are set */
     size_t count;
+    struct hvd_admin_answer **replies; /* to which the rows' texts belong */
+    size_t reply_count;
 };
 
-static void take_rows(struct look *look, const char *job, const struct hvi_admin_reply *reply)
+static void *more(void *memory, size_t bytes)
 {
-    struct ctl_top_row *rows =
-        realloc(look->rows, (look->count + reply->rank_count + 1) * sizeof *rows);
-    if (rows == NULL) {
+    void *grown = realloc(memory, bytes);
+    if (grown == NULL) {
         fputs("hvdctl: out of memory\n", stderr);
         exit(CTL_REFUSED);
     }
-    look->rows = rows;
-    for (size_t i = 0; i < reply->rank_count; i++) {
-        struct ctl_top_row *row = &rows[look->count++];
-        memset(row, 0, sizeof *row);
-        snprintf(row->job, sizeof row->job, "%s", job);
-        row->now = reply->ranks[i];
-    }
+    return grown;
+}
+
+static void look_free(struct look *look)
+{
+    for (size_t i = 0; i < look->reply_count; i++)
+        hvd_admin_answer_free(look->replies[i]);
+    free(look->replies);
+    free(look->rows);
+}
+
+static void keep(struct look *look, struct hvd_admin_answer *reply)
+{
+    look->replies = more(look->replies, (look->reply_count + 1) * sizeof *look->replies);
+    look->replies[look->reply_count++] = reply;
+}
+
+/* `job` lives as long as the look. */
+static void take_rows(struct look *look, const char *job, struct hvd_admin_answer *reply)
+{
+    look->rows = more(look->rows, (look->count + reply->rank_count + 1) * sizeof *look->rows);
+    for (size_t i = 0; i < reply->rank_count; i++)
+        look->rows[look->count++] = (struct ctl_top_row){.job = job, .now = *reply->ranks[i]};
+    keep(look, reply);
 }
 
 /* `uid` NULL: of the user whom --user names, if any. */
 static int look_at_job(const struct ctl *ctl, const char *job, const uint32_t *uid,
                        struct look *look)
 {
-    struct hvi_admin_request request = {.kind = HVI_ADMIN_RANKS,
-                                        .of_owner = uid != NULL || ctl->of_owner,
-                                        .owner = uid != NULL ? *uid : ctl->owner};
-    struct hvi_admin_reply reply;
-    snprintf(request.job, sizeof request.job, "%s", job);
+    struct hvd_admin_request request = ctl_request(HVD_ADMIN_RANKS);
+    struct hvd_admin_answer *reply;
+    request.job = job;
+    if (uid != NULL || ctl->of_owner)
+        request.owner = uid != NULL ? *uid : ctl->owner;
     const int code = ctl_ask(ctl, &request, &reply);
     if (code != CTL_OK)
         return code;
-    take_rows(look, job, &reply);
-    hvi_admin_reply_free(&reply);
+    take_rows(look, job, reply);
     return CTL_OK;
 }
 
 /* Every job that may be looked at; one that ends meanwhile is not worth more than its sentence on stderr. */
 static int look_at_all(const struct ctl *ctl, struct look *look)
 {
-    struct hvi_admin_request request = {.kind = HVI_ADMIN_JOBS};
-    struct hvi_admin_reply reply;
+    struct hvd_admin_request request = ctl_request(HVD_ADMIN_JOBS);
+    struct hvd_admin_answer *reply;
     const int code = ctl_ask(ctl, &request, &reply);
     if (code != CTL_OK)
         return code;
-    for (size_t i = 0; i < reply.job_count; i++) {
-        bool seen = reply.jobs[i].withheld;
+    for (size_t i = 0; i < reply->job_count; i++) {
+        const struct hvd_admin_job *job = reply->jobs[i];
+        bool seen = job->withheld != 0;
         for (size_t j = 0; j < i; j++)
-            seen = seen || (reply.jobs[i].uid == reply.jobs[j].uid &&
-                            strcmp(reply.jobs[i].job, reply.jobs[j].job) == 0);
+            seen = seen ||
+                   (job->uid == reply->jobs[j]->uid && strcmp(job->job, reply->jobs[j]->job) == 0);
         if (!seen)
-            look_at_job(ctl, reply.jobs[i].job, &reply.jobs[i].uid, look);
+            look_at_job(ctl, job->job, &job->uid, look);
     }
-    hvi_admin_reply_free(&reply);
+    keep(look, reply);
     return CTL_OK;
 }
 
 static int take_look(const struct ctl *ctl, const char *job, struct look *look)
 {
-    free(look->rows);
+    look_free(look);
     *look = (struct look){.at_ns = hvi_clock_ns()};
     return job != NULL ? look_at_job(ctl, job, NULL, look) : look_at_all(ctl, look);
 }
 
-static const struct hvi_rank_row *find(const struct look *look, const struct ctl_top_row *wanted)
+static const struct hvd_admin_rank *find(const struct look *look, const struct ctl_top_row *wanted)
 {
     for (size_t i = 0; i < look->count; i++) {
         const struct ctl_top_row *row = &look->rows[i];
@@ -116,7 +134,7 @@ static void pause_for(uint64_t ns)
 
 int ctl_top(const struct ctl *ctl, char **args, int count)
 {
-    struct hvi_admin_request checked;
+    struct hvd_admin_request checked;
     struct look before = {0}, after = {0};
     const char *job = count > 0 ? args[0] : NULL;
     int code = job != NULL ? ctl_copy_job(ctl, job, &checked) : CTL_OK;
@@ -130,11 +148,11 @@ int ctl_top(const struct ctl *ctl, char **args, int count)
         print(ctl, &before, &after);
         if (ctl->once || ctl->json || ferror(ctl->out))
             break;
-        free(before.rows);
+        look_free(&before);
         before = after;
         after = (struct look){0};
     }
-    free(before.rows);
-    free(after.rows);
+    look_free(&before);
+    look_free(&after);
     return code;
 }

@@ -26,7 +26,7 @@
 static bool is_usable(const char *parent)
 {
     struct stat st;
-    return parent != NULL && parent[0] == '/' && strlen(parent) + 16 <= ADDRESS_DIR_MAX &&
+    return parent != NULL && parent[0] == '/' && strlen(parent) + 16 <= HVD_ADMIN_DIR_MAX &&
            stat(parent, &st) == 0 && st.st_uid == geteuid() && access(parent, W_OK) == 0;
 }
 
@@ -129,7 +129,7 @@ static void make_arguments(const struct run_daemon_plan *how, const char *progra
 /* hvdd finds it by its name. */
 static int write_key(const char *dir, const char *key, char *text_p, size_t size)
 {
-    char path[ADDRESS_DIR_MAX + 16];
+    char path[HVD_ADMIN_DIR_MAX + 16];
     snprintf(path, sizeof path, "%s/mesh.key", dir);
     if (key == NULL || mesh_key_write(path, key) == 0)
         return HVI_OK;
@@ -139,7 +139,7 @@ static int write_key(const char *dir, const char *key, char *text_p, size_t size
 
 uint32_t run_daemon_mesh_port(const struct run_daemon *daemon)
 {
-    char path[ADDRESS_DIR_MAX + 16];
+    char path[HVD_ADMIN_DIR_MAX + 16];
     unsigned port = 0;
     snprintf(path, sizeof path, "%s/mesh.port", daemon->dir);
     FILE *file = fopen(path, "re");

@@ -4,12 +4,12 @@
 #ifndef HVI_TOOLS_HVDRUN_DAEMON_H
 #define HVI_TOOLS_HVDRUN_DAEMON_H
 
-#include "tools/common/address.h"
+#include "hvd/hvd_admin.h"
 #include "tools/hvdrun/options.h"
 #include "tools/hvdrun/procs.h"
 
 struct run_daemon {
-    char dir[ADDRESS_DIR_MAX + 1]; /* "" until it exists */
+    char dir[HVD_ADMIN_DIR_MAX + 1]; /* "" until it exists */
     struct run_proc proc;
     int parent_fd; /* hvdd exits when this is closed, however hvdrun ends */
     int stderr_fd; /* what it logs; the caller reads it once started, and may take it (set to -1) */

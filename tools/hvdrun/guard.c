@@ -8,7 +8,6 @@
 #include "base/clock.h"
 #include "base/fate.h"
 #include "base/types.h"
-#include "tools/common/address.h"
 #include "tools/hvdrun/daemon.h"
 
 #include <errno.h>
@@ -28,14 +27,14 @@ enum message_kind { MESSAGE_ADD, MESSAGE_DROP, MESSAGE_DIR, MESSAGE_DAEMON, MESS
 struct message {
     enum message_kind kind;
     pid_t pid;
-    char dir[ADDRESS_DIR_MAX + 1];
+    char dir[HVD_ADMIN_DIR_MAX + 1];
 };
 
 struct duty {
     pid_t groups[HVI_RANKS_MAX];
     size_t count;
     pid_t daemon;
-    char dir[ADDRESS_DIR_MAX + 1];
+    char dir[HVD_ADMIN_DIR_MAX + 1];
 };
 
 /* ---- the guard's side ---- */

@@ -12,6 +12,7 @@
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "base/types.h"
 #include "tools/hvdrun/start.h"
 
 #include <errno.h>
@@ -50,19 +51,26 @@ __attribute__((format(printf, 2, 3))) static void say(const struct run_node *nod
 
 /* ---- the start ---- */
 
+/* Then no daemon is started. */
+static bool is_address_given(const struct run_options *options)
+{
+    const char *from_env = getenv("HVD_ADDRESS");
+    return options->address != NULL || (from_env != NULL && from_env[0] != '\0');
+}
+
 /* Finds or starts the daemon. False with a sentence. */
 static bool find_daemon(struct run_node *node, char *text_p, size_t text_size)
 {
-    struct address address;
+    struct hvd_admin_place place;
     const struct run_options *options = node->plan->options;
-    if (address_is_configured(options->address)) {
-        const int status = address_find(options->address, &address);
-        snprintf(node->address, sizeof node->address, "%s", address.dir);
+    if (is_address_given(options)) {
+        const int status = hvd_admin_find(options->address, &place);
+        snprintf(node->address, sizeof node->address, "%s", place.dir);
         if (status != HVI_OK)
             snprintf(text_p, text_size,
                      "no hvdd answers at %s; start one, or leave out --address and HVD_ADDRESS to "
                      "get a private one",
-                     address.why);
+                     place.tried);
         return status == HVI_OK;
     }
     const struct run_daemon_plan plan = {
@@ -103,7 +111,7 @@ int run_node_open(struct run_node *node_p, const struct run_node_plan *plan, cha
 int run_node_start(struct run_node *node, int input_fd, char *text_p, size_t text_size)
 {
     const int code = run_start_ranks(node, input_fd, text_p, text_size);
-    if (node->alive > 0 && admin_client_open(node->address, &node->admin) != HVI_OK)
+    if (node->alive > 0 && hvd_admin_open(node->address, &node->admin) != HVI_OK)
         node->daemon_silent = true;
     return code;
 }
@@ -133,28 +141,25 @@ static void tell_daemon(struct run_node *node, int index)
 {
     struct run_node_rank *rank = &node->ranks[index];
     const struct run_proc *proc = &rank->proc;
-    struct hvi_admin_request request = {
-        .kind = HVI_ADMIN_PROCESS_EXITED,
-        .rank = node->plan->places[index].rank,
-        .pid = proc->pid,
-        .signaled = proc->fate.kind == HVI_FATE_SIGNALED,
-        .code = proc->fate.code,
-    };
-    struct hvi_admin_reply reply;
+    struct hvd_admin_request request;
+    struct hvd_admin_answer *reply;
     rank->untold = false;
     if (node->admin == NULL || node->daemon_silent || node->daemon_gone)
         return;
-    snprintf(request.job, sizeof request.job, "%s", node->plan->job);
-    const int status = admin_client_call(node->admin, &request,
-                                         hvi_deadline_after((int64_t)ADMIN_NS), &reply, NULL, 0);
-    if (status != HVI_OK) {
-        node->daemon_silent = true; /* once is enough: the next rank must not wait too */
-        return;
-    }
-    rank->untold = reply.status == HVI_ERR_NOT_FOUND;
+    hvd_admin_request_init(&request, HVD_ADMIN_PROCESS_EXITED);
+    request.job = node->plan->job;
+    request.rank = node->plan->places[index].rank;
+    request.pid = proc->pid;
+    request.signaled = proc->fate.kind == HVI_FATE_SIGNALED;
+    request.code = proc->fate.code;
+    const int status = hvd_admin_ask(node->admin, &request, (int64_t)ADMIN_NS, &reply);
+    if (status == HVI_OK)
+        hvd_admin_answer_free(reply);
+    rank->untold = status == HVI_ERR_NOT_FOUND;
     if (rank->untold)
         node->retell_ns = hvi_deadline_after((int64_t)RETELL_NS);
-    hvi_admin_reply_free(&reply);
+    else if (status == HVI_ERR_TIMEOUT || status == HVI_ERR_NO_DAEMON)
+        node->daemon_silent = true; /* once is enough: the next rank must not wait too */
 }
 
 /* No rank had come when these ended. One that has come since waits for them. */
@@ -432,7 +437,7 @@ uint64_t run_node_next_ns(const struct run_node *node)
 
 void run_node_close(struct run_node *node)
 {
-    admin_client_close(node->admin);
+    hvd_admin_close(node->admin);
     run_daemon_stop(&node->daemon);
     for (int i = 0; i < 2 * count_of(node); i++)
         run_stream_end(&node->plan->streams[i]);

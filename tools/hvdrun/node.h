@@ -6,7 +6,7 @@
 #ifndef HVI_TOOLS_HVDRUN_NODE_H
 #define HVI_TOOLS_HVDRUN_NODE_H
 
-#include "tools/common/admin_client.h"
+#include "hvd/hvd_admin.h"
 #include "tools/hvdrun/daemon.h"
 #include "tools/hvdrun/guard.h"
 #include "tools/hvdrun/output.h"
@@ -72,8 +72,8 @@ struct run_node {
     struct run_guard guard;
     struct run_daemon daemon; /* dir "": not ours */
     bool daemon_gone, daemon_silent;
-    char address[ADDRESS_DIR_MAX + 1];
-    struct admin_client *admin;
+    char address[HVD_ADMIN_DIR_MAX + 1];
+    struct hvd_admin *admin;
     struct run_node_rank *ranks;
     int alive;
     uint64_t retell_ns; /* when hvdd is told again; 0: it knows all that it has to */

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/unit/node/rig.h"
 
+#include "admin/client.h"
 #include "base/clock.h"
 #include "base/status.h"
 #include "shm/abi.h"
-#include "tools/common/admin_client.h"
 
 #include <check.h>
 #include <dirent.h>

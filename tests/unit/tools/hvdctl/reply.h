@@ -3,12 +3,11 @@
 #ifndef HVT_TOOLS_REPLY_H
 #define HVT_TOOLS_REPLY_H
 
-#include "proto/wire.h"
 #include "tools/hvdctl/ctl.h"
 
 #include <stdlib.h>
 
-static struct hvi_job_row hvt_jobs[] = {
+static struct hvd_admin_job hvt_jobs[] = {
     {.job = "digits",
      .generation = 1,
      .uid = 0,
@@ -31,12 +30,13 @@ static struct hvi_job_row hvt_jobs[] = {
      .ops = 0,
      .bytes = 0},
 };
-static struct hvi_rank_row hvt_ranks[] = {
+static struct hvd_admin_rank hvt_ranks[] = {
     {.rank = 0,
      .pid = 4711,
      .uid = 0,
      .state = "attached",
      .process = "S",
+     .text = "",
      .ops = 1000,
      .bytes = 4096,
      .in_flight = 2,
@@ -55,43 +55,52 @@ static struct hvi_rank_row hvt_ranks[] = {
      .process = "X",
      .origin = "slurm",
      .text = "was killed by signal 9 (SIGKILL)"},
-    {.rank = 2, .pid = 0, .state = "absent"},
+    {.rank = 2, .pid = 0, .state = "absent", .process = "", .origin = "", .text = ""},
 };
 static int32_t hvt_ready[] = {0, 1, 2, 5, 7, 8};
-static struct hvi_missing_rank hvt_missing[] = {
+static struct hvd_admin_missing hvt_missing[] = {
     {.rank = 3, .pid = 4714, .process = "T", .waits_in = "barrier 'b'"},
-    {.rank = 4, .pid = 0, .process = "absent"},
+    {.rank = 4, .pid = 0, .process = "absent", .waits_in = ""},
 };
-static struct hvi_stall_row hvt_stalls[] = {
+static const struct hvd_admin_missing *const hvt_missing_list[] = {&hvt_missing[0],
+                                                                   &hvt_missing[1]};
+static struct hvd_admin_stall hvt_stalls[] = {
     {.tensor = "w1\033[2J\x7f\xc2\x9b\xe2\x80\xae",
      .op = "allreduce",
      .job = "digits",
      .age_ns = 61000000000ull,
      .ready = hvt_ready,
      .ready_count = 6,
-     .missing = hvt_missing,
+     .missing = hvt_missing_list,
      .missing_count = 2},
 };
 
-static struct hvi_admin_reply hvt_reply = {
-    .protocol_version = 1,
-    .has_daemon = true,
-    .daemon = {.version = "0.1.0",
-               .pid = 17,
-               .uid = 0,
-               .uptime_ns = 18446744073709551615ull,
-               .runtime_dir = "/run/hvdd",
-               .state = "running",
-               .jobs = 2,
-               .sessions = 5,
-               .attaches = 9,
-               .refused = 1,
-               .ranks_lost = 3},
-    .jobs = hvt_jobs,
+static const struct hvd_admin_job *const hvt_job_list[] = {&hvt_jobs[0], &hvt_jobs[1]};
+static const struct hvd_admin_rank *const hvt_rank_list[] = {&hvt_ranks[0], &hvt_ranks[1],
+                                                             &hvt_ranks[2]};
+static const struct hvd_admin_stall *const hvt_stall_list[] = {&hvt_stalls[0]};
+static struct hvd_admin_daemon hvt_daemon = {
+    .version = "0.1.0",
+    .pid = 17,
+    .uid = 0,
+    .uptime_ns = 18446744073709551615ull,
+    .runtime_dir = "/run/hvdd",
+    .state = "running",
+    .jobs = 2,
+    .sessions = 5,
+    .attaches = 9,
+    .refused = 1,
+    .ranks_lost = 3,
+};
+
+static struct hvd_admin_answer hvt_reply = {
+    .text = "",
+    .daemon = &hvt_daemon,
+    .jobs = hvt_job_list,
     .job_count = 2,
-    .ranks = hvt_ranks,
+    .ranks = hvt_rank_list,
     .rank_count = 3,
-    .stalls = hvt_stalls,
+    .stalls = hvt_stall_list,
     .stall_count = 1,
 };
 

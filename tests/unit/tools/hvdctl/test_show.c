@@ -17,9 +17,8 @@
 START_TEST(status_is_a_short_list)
 {
     struct ctl ctl = hvt_ctl();
-    struct hvi_admin_reply reply = hvt_reply;
-    reply.daemon.uptime_ns = 65000000000ull;
-    ctl_show_status(&ctl, &reply);
+    hvt_daemon.uptime_ns = 65000000000ull;
+    ctl_show_status(&ctl, &hvt_reply);
     EXPECT(ctl, "hvdd         0.1.0, pid 17, user root, running for 1 min 5 s\n"
                 "directory    /run/hvdd\n"
                 "jobs         2\n"
@@ -32,10 +31,9 @@ END_TEST
 START_TEST(lost_log_lines_are_mentioned_only_when_there_are_any)
 {
     struct ctl ctl = hvt_ctl();
-    struct hvi_admin_reply reply = hvt_reply;
-    reply.daemon.uptime_ns = 1;
-    reply.daemon.log_lost = 7;
-    ctl_show_status(&ctl, &reply);
+    hvt_daemon.uptime_ns = 1;
+    hvt_daemon.log_lost = 7;
+    ctl_show_status(&ctl, &hvt_reply);
     fclose(ctl.out);
     ck_assert_ptr_nonnull(strstr(hvt_text, "log          7 lines could not be written\n"));
     free(hvt_text);
@@ -45,7 +43,7 @@ END_TEST
 START_TEST(jobs_are_a_table)
 {
     struct ctl ctl = hvt_ctl();
-    struct hvi_admin_reply reply = hvt_reply;
+    struct hvd_admin_answer reply = hvt_reply;
     reply.rows_left_out = 3;
     ctl_show_jobs(&ctl, &reply);
     EXPECT(ctl, "JOB     GEN  USER  STATE    RANKS  NODES        AGE  ENGINE        OPS    BYTES\n"
@@ -58,8 +56,9 @@ END_TEST
 START_TEST(of_another_users_job_the_table_tells_no_figures)
 {
     struct ctl ctl = hvt_ctl();
-    struct hvi_job_row theirs = hvt_jobs[0];
-    struct hvi_admin_reply reply = {.jobs = &theirs, .job_count = 1};
+    struct hvd_admin_job theirs = hvt_jobs[0];
+    const struct hvd_admin_job *const rows[] = {&theirs};
+    struct hvd_admin_answer reply = {.jobs = rows, .job_count = 1};
     theirs.withheld = true;
     ctl_show_jobs(&ctl, &reply);
     EXPECT(ctl, "JOB     GEN  USER  STATE    RANKS  NODES        AGE  ENGINE  OPS  BYTES\n"
@@ -69,20 +68,21 @@ END_TEST
 
 START_TEST(nodes_are_a_table_and_a_missing_mesh_a_sentence)
 {
-    struct hvi_mesh_row rows[] = {
+    struct hvd_admin_node rows[] = {
         {.name = "a", .address = "192.0.2.1", .port = 9600, .state = "listens", .jobs = "x, y"},
         {.name = "b", .address = "192.0.2.2", .state = "joined", .heard_ns = 1500000, .jobs = "x"},
-        {.name = "c", .state = "refused", .heard_ns = 65000000000ull},
+        {.name = "c", .address = "", .state = "refused", .heard_ns = 65000000000ull, .jobs = ""},
     };
+    const struct hvd_admin_node *const list[] = {&rows[0], &rows[1], &rows[2]};
     struct ctl ctl = hvt_ctl();
-    struct hvi_admin_reply reply = {.nodes = rows, .node_count = 3};
+    struct hvd_admin_answer reply = {.text = "", .nodes = list, .node_count = 3};
     ctl_show_nodes(&ctl, &reply);
     EXPECT(ctl, "NODE  ADDRESS    PORT  STATE        HEARD  JOBS\n"
                 "a     192.0.2.1  9600  listens          -  x, y\n"
                 "b     192.0.2.2     -  joined      1.5 ms  x\n"
                 "c     -             -  refused  1 min 5 s\n");
     ctl = hvt_ctl();
-    reply = (struct hvi_admin_reply){.text = "this hvdd has no mesh"};
+    reply = (struct hvd_admin_answer){.text = "this hvdd has no mesh"};
     ctl_show_nodes(&ctl, &reply);
     EXPECT(ctl, "nodes        this hvdd has no mesh\n");
 }
@@ -90,7 +90,7 @@ END_TEST
 
 START_TEST(workers_of_gpus_are_a_table)
 {
-    struct hvi_gpu_row rows[] = {
+    struct hvd_admin_gpu rows[] = {
         {.uuid = "GPU-1",
          .name = "Fake",
          .job = "x",
@@ -99,13 +99,13 @@ START_TEST(workers_of_gpus_are_a_table)
          .import_bytes = 3u << 20,
          .staging_bytes = 80u << 20,
          .own_bytes = 500u << 20,
-         .comms = 2,
+         .communicators = 2,
          .links = "NV18"},
-        {.uuid = "GPU-2", .job = "long", .state = "starting"},
+        {.uuid = "GPU-2", .name = "", .job = "long", .state = "starting", .links = ""},
     };
     struct ctl ctl = hvt_ctl();
-    struct hvi_admin_reply reply = {.gpus = rows, .gpu_count = 2};
-    ctl_show_gpus(&ctl, &reply);
+    struct hvd_admin_answer reply = {.text = "", .gpu_count = 2};
+    ctl_show_gpus(&ctl, &reply, rows);
     EXPECT(ctl, "GPU    NAME  JOB   USER  PID  STATE     IMPORTED   STAGING        OWN  FREE  "
                 "COMMS  NVLINK\n"
                 "GPU-1  Fake  x     root    7  idle       3.0 MiB  80.0 MiB  500.0 MiB     -  "
@@ -114,7 +114,7 @@ START_TEST(workers_of_gpus_are_a_table)
                 "    0  -\n");
     ctl = hvt_ctl();
     reply.gpu_count = 0;
-    ctl_show_gpus(&ctl, &reply);
+    ctl_show_gpus(&ctl, &reply, rows);
     EXPECT(ctl, "gpus         no worker runs; one is started for each GPU of a job that uses it\n");
 }
 END_TEST
@@ -137,15 +137,18 @@ END_TEST
 
 START_TEST(a_rank_of_several_nodes_has_the_address_of_its_own)
 {
-    struct hvi_span_row spans[] = {
+    struct hvd_admin_span spans[] = {
         {.node = 0, .name = "a", .address = "192.0.2.1", .port = 9600, .job = "x"},
         {.node = 1, .name = "b", .address = "2001:db8::2", .port = 9601, .job = "x"},
     };
-    struct hvi_rank_row rows[] = {{.rank = 0, .node = 0, .state = "absent"},
-                                  {.rank = 1, .node = 1, .state = "absent"}};
+    struct hvd_admin_rank rows[] = {hvt_ranks[2], hvt_ranks[2]};
+    const struct hvd_admin_span *const span_list[] = {&spans[0], &spans[1]};
+    const struct hvd_admin_rank *const list[] = {&rows[0], &rows[1]};
     struct ctl ctl = hvt_ctl();
-    const struct hvi_admin_reply reply = {
-        .spans = spans, .span_count = 2, .ranks = rows, .rank_count = 2};
+    const struct hvd_admin_answer reply = {
+        .spans = span_list, .span_count = 2, .ranks = list, .rank_count = 2};
+    rows[0].rank = 0;
+    rows[1].rank = 1, rows[1].node = 1;
     ctl_show_ranks(&ctl, "x", &reply);
     fclose(ctl.out);
     ck_assert_ptr_nonnull(strstr(hvt_text, "\n0 a   192.0.2.1:9600         0 "));
@@ -166,7 +169,7 @@ END_TEST
 
 START_TEST(nothing_is_said_in_words)
 {
-    struct hvi_admin_reply reply = {0};
+    struct hvd_admin_answer reply = {0};
     struct ctl ctl = hvt_ctl();
     ctl_show_jobs(&ctl, &reply);
     ctl_show_stalls(&ctl, &reply);
@@ -177,37 +180,41 @@ END_TEST
 
 START_TEST(a_crowd_of_missing_ranks_is_counted)
 {
-    static struct hvi_missing_rank crowd[100];
-    struct hvi_stall_row row = hvt_stalls[0];
-    struct hvi_admin_reply reply = {.stalls = &row, .stall_count = 1};
+    static const struct hvd_admin_missing one = {.process = "absent", .waits_in = ""};
+    static const struct hvd_admin_missing *crowd[100];
+    struct hvd_admin_stall row = hvt_stalls[0];
+    const struct hvd_admin_stall *const list[] = {&row};
+    struct hvd_admin_answer reply = {.stalls = list, .stall_count = 1};
     for (int i = 0; i < 100; i++)
-        crowd[i] = (struct hvi_missing_rank){.rank = i, .process = "absent"};
+        crowd[i] = &one;
     row.missing = crowd;
     row.missing_count = 100;
     struct ctl ctl = hvt_ctl();
     ctl_show_stalls(&ctl, &reply);
     fclose(ctl.out);
-    ck_assert_ptr_nonnull(strstr(hvt_text, "5 (not attached) and 94 more\n"));
+    ck_assert_ptr_nonnull(strstr(hvt_text, "0 (not attached) and 94 more\n"));
     free(hvt_text);
 }
 END_TEST
 
 START_TEST(a_trace_is_sorted_by_rank_and_age_with_what_is_open_last)
 {
-    struct hvi_trace_row rows[] = {
-        {.rank = 1, .number = 1, .tensor = "b", .op = "barrier", .submit_ns = 1, .done_ns = 2},
-        {.rank = 0, .number = 0, .tensor = "w", .op = "allreduce", .status = HVI_INPROGRESS},
-        {.rank = 0, .number = 7, .tensor = "v", .op = "allreduce", .status = HVI_ERR_RANK_LOST},
+    struct hvd_admin_trace rows[] = {
+        {.rank = 1, .number = 1, .tensor = "b", .op = "barrier", .dtype = "", .submit_ns = 1},
+        {.rank = 0, .tensor = "w", .op = "allreduce", .dtype = "", .status = HVI_INPROGRESS},
+        {.number = 7, .tensor = "v", .op = "allreduce", .dtype = "", .status = HVI_ERR_RANK_LOST},
         {.rank = 0, .number = 6, .tensor = "u\033", .op = "allgather", .dtype = "int8"},
     };
+    const struct hvd_admin_trace *list[] = {&rows[0], &rows[1], &rows[2], &rows[3]};
+    const struct hvd_admin_span span = {.name = "b", .clock_error_ns = 5000};
     struct ctl ctl = hvt_ctl();
-    ctl_sort_trace(rows, 4);
-    ck_assert_uint_eq(rows[0].number, 6);
-    ck_assert_uint_eq(rows[1].number, 7);
-    ck_assert_uint_eq(rows[2].number, 0);
-    ck_assert_int_eq(rows[3].rank, 1);
-    ctl_show_trace(&ctl, rows, 4, &(struct hvi_span_row){.name = "b", .ahead_error_ns = 5000}, 1);
-    ctl_show_trace(&ctl, rows, 0, NULL, 0);
+    ctl_sort_trace(list, 4);
+    ck_assert_uint_eq(list[0]->number, 6);
+    ck_assert_uint_eq(list[1]->number, 7);
+    ck_assert_uint_eq(list[2]->number, 0);
+    ck_assert_int_eq(list[3]->rank, 1);
+    ctl_show_trace(&ctl, list, 4, (const struct hvd_admin_span *const[]){&span}, 1);
+    ctl_show_trace(&ctl, list, 0, NULL, 0);
     fclose(ctl.out);
     ck_assert_ptr_nonnull(strstr(hvt_text, "u\\x1b"));
     ck_assert_ptr_nonnull(strstr(hvt_text, "ERR_RANK_LOST\n"));
@@ -220,7 +227,7 @@ END_TEST
 
 START_TEST(top_subtracts_two_looks)
 {
-    const struct hvi_rank_row before = {
+    const struct hvd_admin_rank before = {
         .ops = 100, .bytes = 1000, .lag_ops = 10, .last_ops = 1, .lag_sum_ns = 50};
     struct ctl_top_row row = {
         .job = "j",
@@ -251,7 +258,7 @@ END_TEST
 
 START_TEST(top_starts_from_nothing_for_a_rank_that_came_anew)
 {
-    const struct hvi_rank_row before = {.ops = 100, .bytes = 1000};
+    const struct hvd_admin_rank before = {.ops = 100, .bytes = 1000};
     struct ctl_top_row row = {.now = {.ops = 10, .bytes = 20}};
     ctl_top_compare(&row, &before, HVI_NS_SEC);
     ck_assert_uint_eq(row.ops_per_s, 10);

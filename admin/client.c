@@ -6,11 +6,11 @@
  * A connection that ends takes its question along: hvdd's gate was restarted. libzmq connects again
  * by itself and tells `monitor`, and the question is asked again; every request may be. Where nothing
  * listens any more, hvdd has gone. */
-#include "tools/common/admin_client.h"
+#include "admin/client.h"
 
+#include "admin/address.h"
 #include "base/clock.h"
 #include "base/status.h"
-#include "tools/common/address.h"
 
 #include <errno.h>
 #include <stdbool.h>

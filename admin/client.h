@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Questions to hvdd over its admin socket (ZeroMQ, hvd.proto AdminRequest/AdminReply). One thread
  * per client. Every function that waits has a deadline. */
-#ifndef HVI_TOOLS_COMMON_ADMIN_CLIENT_H
-#define HVI_TOOLS_COMMON_ADMIN_CLIENT_H
+#ifndef HVI_ADMIN_CLIENT_H
+#define HVI_ADMIN_CLIENT_H
 
 #include "proto/wire.h"
 

@@ -4,7 +4,7 @@
  * listener must be ours, root's or the service's (base/listener.h). Liveness is a
  * plain connect(2) to admin.sock, because a ZeroMQ socket would silently retry for ever on a stale
  * file. */
-#include "tools/common/address.h"
+#include "admin/address.h"
 
 #include "base/listener.h"
 #include "base/status.h"
@@ -99,11 +99,6 @@ static const char *configured(const char *chosen)
         return chosen;
     const char *from_env = getenv("HVD_ADDRESS");
     return from_env != NULL && from_env[0] != '\0' ? from_env : NULL;
-}
-
-bool address_is_configured(const char *chosen)
-{
-    return configured(chosen) != NULL;
 }
 
 /* $XDG_RUNTIME_DIR/hvdd; false when the variable is of no use. */

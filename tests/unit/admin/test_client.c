@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * A client of the admin socket, beside a hvdd that a thread plays: silent, late, wrong, gone. */
-#include "tools/common/admin_client.h"
+#include "admin/client.h"
 
 #include "base/clock.h"
 #include "base/status.h"
@@ -342,8 +342,8 @@ const char *__lsan_default_suppressions(void)
 
 int main(void)
 {
-    Suite *suite = suite_create("tools/common/admin_client");
-    TCase *tests = tcase_create("admin_client");
+    Suite *suite = suite_create("admin/client");
+    TCase *tests = tcase_create("client");
     tcase_set_timeout(tests, 60);
     tcase_add_checked_fixture(tests, setup, teardown);
     tcase_add_test(tests, an_answer_to_another_question_is_passed_over);

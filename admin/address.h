@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Where hvdd's sockets are, by the same rule as the client library: what the caller names and $HVD_ADDRESS
+ * are final; else the first with a live socket of this user's own directory ($XDG_RUNTIME_DIR/hvdd, or
+ * /tmp/hvdd-<uid> where that variable is not set), /run/hvdd, and /tmp/hvdd-<uid>. Reads the
+ * environment. Nothing blocks. */
+#ifndef HVI_ADMIN_ADDRESS_H
+#define HVI_ADMIN_ADDRESS_H
+
+#include <stddef.h>
+
+#define ADDRESS_DIR_MAX 96 /* so that "<dir>/attach.sock" fits a socket address */
+
+struct address {
+    char dir[ADDRESS_DIR_MAX + 1];
+    char why[256]; /* when not found: a sentence naming every place that was tried and what was
+                      there */
+};
+
+/* `chosen` is what the caller names, or NULL. Returns an enum hvi_status: OK; ERR_NO_DAEMON (`why`
+ * is set, and `dir` is the first place tried); ERR_INVALID (path too long; `why` is set). */
+int address_find(const char *chosen, struct address *address_p);
+
+/* 0 when something accepts connections on <dir>/admin.sock, else an errno; EPERM also where that is another user's
+ * (base/listener.h). */
+int address_probe(const char *dir);
+
+#endif

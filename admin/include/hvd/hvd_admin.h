@@ -1,0 +1,298 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * hvd_admin.h: the whole public C API of libhvdadmin, for programs that move no tensors: schedulers,
+ * launchers and monitors, and trainers that want to know what becomes of their peers.
+ *
+ * A program asks a node's hvdd over its admin socket (ZeroMQ and protobuf) and gets rows.
+ *
+ *     struct hvd_admin *admin;
+ *     struct hvd_admin_request request;
+ *     struct hvd_admin_answer *answer;
+ *     if (hvd_admin_open(NULL, &admin) != HVD_OK) { puts(hvd_admin_last_error()); exit(1); }
+ *     hvd_admin_request_init(&request, HVD_ADMIN_JOBS);
+ *     if (hvd_admin_ask(admin, &request, 1000000000, &answer) == HVD_OK) {
+ *         for (size_t i = 0; i < answer->job_count; i++)
+ *             puts(answer->jobs[i]->job);
+ *         hvd_admin_answer_free(answer);
+ *     }
+ *     hvd_admin_close(admin);
+ *
+ * Contract for every function unless it says otherwise
+ *   Errors    int functions return HVD_OK (0) or a negative enum hvd_status of hvd.h.
+ *             hvd_admin_last_error() then holds a sentence: what, who, and what to do. Outputs
+ *             (arguments ending in _p) are written only on success.
+ *   Threads   One thread at a time uses a handle; several handles are independent. An answer is not
+ *             tied to its handle and may be read by any thread.
+ *   Blocking  Only functions that say so block, and each of them has a deadline.
+ *   Fork      In a forked child every call on the parent's handle returns HVD_ERR_FORKED; the child
+ *             closes it and opens its own.
+ *   Process   libzmq starts two threads for each handle. The library installs no signal handler and
+ *             never writes to stdout or stderr. It may be linked beside libhvdclient.
+ *   Units     Times are nanoseconds; a negative timeout means no limit. Sizes are bytes.
+ *   Text      Strings end with NUL, are UTF-8 and never NULL. Names come from other users: escape
+ *             control characters before a terminal sees them.
+ *   Versions  Numbers are frozen. The structures that the library fills in (rows, answers) only grow,
+ *             at their end, and it hands out pointers to them; those that the caller fills in say
+ *             their size. */
+#ifndef HVD_HVD_ADMIN_H
+#define HVD_HVD_ADMIN_H
+
+#include <hvd/hvd.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define HVD_ADMIN_VERSION_MAJOR 0
+#define HVD_ADMIN_VERSION_MINOR 1
+#define HVD_ADMIN_VERSION_PATCH 0
+
+#define HVD_ADMIN_DIR_MAX 96 /* bytes of the path of hvdd's directory */
+
+struct hvd_admin; /* a connection to one hvdd */
+
+/* ---- where hvdd is --------------------------------------------------------------------------- */
+
+struct hvd_admin_place {
+    char dir[HVD_ADMIN_DIR_MAX + 1]; /* with hvdd's sockets; when not found, the first one tried */
+    char tried[256];                 /* when not found: every place, and what was there */
+};
+
+/* The directory of a hvdd that this user may believe. `address` is final, as is $HVD_ADDRESS where it
+ * is NULL; else the first with a live hvdd of this user's own directory ($XDG_RUNTIME_DIR/hvdd, or
+ * /tmp/hvdd-UID where that variable is not set), /run/hvdd, and /tmp/hvdd-UID. Writes `place_p` also
+ * when it fails. Reads the environment; does not wait. HVD_ERR_NO_DAEMON; HVD_ERR_INVALID: the path
+ * is too long. */
+HVD_API int hvd_admin_find(const char *address, struct hvd_admin_place *place_p);
+
+/* Connects to the hvdd that hvd_admin_find finds. HVD_ERR_NO_DAEMON, HVD_ERR_INVALID,
+ * HVD_ERR_NO_MEMORY, HVD_ERR_LIMIT: no descriptors are left for libzmq. Does not wait. */
+HVD_API int hvd_admin_open(const char *address, struct hvd_admin **admin_p);
+/* Frees the handle; its answers stay. NULL is fine. */
+HVD_API void hvd_admin_close(struct hvd_admin *admin);
+/* The directory of its hvdd's sockets, owned by the handle. "" for NULL. */
+HVD_API const char *hvd_admin_address(const struct hvd_admin *admin);
+
+/* ---- questions ------------------------------------------------------------------------------- */
+
+enum hvd_admin_kind {
+    HVD_ADMIN_STATUS = 3,         /* of hvdd itself: .daemon */
+    HVD_ADMIN_JOBS = 4,           /* .jobs, and the nodes of those that span nodes: .spans */
+    HVD_ADMIN_RANKS = 5,          /* of a job: .ranks, .spans */
+    HVD_ADMIN_STALLS = 6,         /* ops that wait, of a job or of every job: .stalls, .spans */
+    HVD_ADMIN_JOB_STOP = 7,       /* ends a job with HVD_ERR_JOB_STOPPED on its ranks */
+    HVD_ADMIN_PROCESS_EXITED = 8, /* a launcher tells how a trainer of its own ended */
+    HVD_ADMIN_TRACE = 9,          /* the last ops of a job's ranks: .traces, .spans */
+    HVD_ADMIN_NODES = 10,         /* that this one knows: .nodes */
+    HVD_ADMIN_GPUS = 11           /* those that a worker of hvdd has: .gpus */
+};
+
+#define HVD_ADMIN_ANY (-1)
+
+struct hvd_admin_request {
+    size_t struct_size; /* sizeof(struct hvd_admin_request) */
+    enum hvd_admin_kind kind;
+    /* RANKS, TRACE, JOB_STOP, PROCESS_EXITED: the job; STALLS: the job, or NULL for every job. Several
+     * users may have a job of one id: `owner` is the uid of the one that is meant; HVD_ADMIN_ANY: the
+     * caller's, else the only one of that id. */
+    const char *job;
+    int64_t owner;
+    uint64_t min_age_ns; /* STALLS: only ops that have waited so long */
+    const char *reason;  /* JOB_STOP: what the job's ranks are told; NULL: nothing */
+    int32_t rank;        /* TRACE: HVD_ADMIN_ANY or one rank; PROCESS_EXITED: which */
+    int32_t pid;         /* PROCESS_EXITED */
+    int signaled, code;  /* PROCESS_EXITED: `code` is a signal, or an exit code */
+    /* TRACE: at most `limit` rows, 0: as many as fit; only ops with a smaller number than `before`, 0:
+     * the newest. */
+    uint32_t limit;
+    uint64_t before;
+};
+
+/* Fills in size, kind and defaults: every owner and rank, nothing else. */
+static inline void hvd_admin_request_init(struct hvd_admin_request *request,
+                                          enum hvd_admin_kind kind)
+{
+    struct hvd_admin_request empty = {sizeof(struct hvd_admin_request),
+                                      kind,
+                                      NULL,
+                                      HVD_ADMIN_ANY,
+                                      0,
+                                      NULL,
+                                      HVD_ADMIN_ANY,
+                                      0,
+                                      0,
+                                      0,
+                                      0,
+                                      0};
+    *request = empty;
+}
+
+struct hvd_admin_answer;
+
+/* Asks, and waits for the answer; asks again when the connection ends, so hvdd may hear a question
+ * twice. HVD_OK: hvdd has done it, and *answer_p is the caller's to free. Blocks up to timeout_ns:
+ * HVD_ERR_TIMEOUT; a late answer is dropped.
+ *   HVD_ERR_NO_DAEMON   hvdd has gone; open again.
+ *   HVD_ERR_REFUSED     hvdd does not do this for this user.
+ *   HVD_ERR_NOT_FOUND   no such job, or it has just ended.
+ *   HVD_ERR_VERSION     hvdd speaks another protocol.
+ *   HVD_ERR_INVALID     the request itself, a job id that is none, or several users' jobs have it.
+ *   HVD_ERR_PROTOCOL, HVD_ERR_NO_MEMORY, HVD_ERR_DAEMON, HVD_ERR_DAEMON_LIMIT, HVD_ERR_UNSUPPORTED */
+HVD_API int hvd_admin_ask(struct hvd_admin *admin, const struct hvd_admin_request *request,
+                          int64_t timeout_ns, struct hvd_admin_answer **answer_p);
+/* NULL is fine. Its rows and texts go with it. */
+HVD_API void hvd_admin_answer_free(struct hvd_admin_answer *answer);
+
+/* ---- answers: all of it belongs to the answer ------------------------------------------------ */
+
+struct hvd_admin_daemon {
+    const char *version;
+    int32_t pid;
+    uint32_t uid;
+    uint64_t uptime_ns;
+    const char *runtime_dir;
+    const char *state; /* "running", "draining" */
+    uint32_t jobs, sessions;
+    uint64_t attaches, refused, ranks_lost; /* since its start */
+    uint64_t log_lost;                      /* lines that could not be written */
+    uint32_t mesh_port;                     /* where other nodes find it; 0: it does not listen */
+};
+
+struct hvd_admin_job {
+    const char *job;
+    uint64_t generation; /* how often this id has begun anew */
+    uint32_t uid;
+    int32_t size, attached;
+    const char *state; /* "forming", "running", "closing", "failed", "silent" */
+    int32_t engine_pid;
+    uint64_t age_ns;
+    int withheld; /* another user's: nodes, ops and bytes are not told */
+    uint32_t nodes;
+    uint64_t ops, bytes; /* of its busiest rank */
+};
+
+struct hvd_admin_rank {
+    int32_t rank, pid; /* pid 0: not attached yet */
+    uint32_t uid;
+    const char *state;   /* "absent", "attached", "left", "lost", "ended" */
+    const char *process; /* letter of /proc/PID/stat, or "" */
+    uint64_t ops, bytes; /* completed */
+    uint64_t in_flight;
+    /* How long after an op's first rank this one submitted. */
+    uint64_t lag_mean_ns, lag_p50_ns, lag_p99_ns, lag_max_ns, lag_sum_ns;
+    uint64_t lag_ops, last_ops;             /* ops of several ranks; of these: where it came last */
+    uint64_t negotiated, replayed, express; /* of ops: how they were agreed on and done */
+    uint64_t region_bytes;                  /* shared memory registered */
+    uint32_t node;                          /* hvd_admin_span.node */
+    const char *origin;                     /* "hvdrun", "torchrun", "slurm", ... */
+    const char *text;                       /* why it is gone */
+};
+
+struct hvd_admin_missing {
+    int32_t rank, pid;    /* pid 0: not attached */
+    const char *process;  /* letter of /proc/PID/stat, "absent", or "elsewhere": on another node */
+    const char *waits_in; /* another op that it waits for, else a function of the kernel */
+};
+
+struct hvd_admin_stall {
+    const char *job;
+    uint32_t uid;
+    const char *tensor, *op;
+    uint32_t process_set;
+    uint64_t age_ns;
+    const int32_t *ready; /* ranks that have submitted */
+    size_t ready_count;
+    const struct hvd_admin_missing *const *missing;
+    size_t missing_count;
+};
+
+struct hvd_admin_trace {
+    int32_t rank;
+    uint64_t number; /* per rank, 1 is its first op; 0: not finished */
+    const char *tensor, *op, *dtype;
+    uint64_t bytes;
+    uint32_t process_set;
+    uint64_t submit_ns, ready_ns, done_ns; /* CLOCK_MONOTONIC; 0: not yet, or never */
+    int32_t status;                        /* enum hvd_status */
+};
+
+struct hvd_admin_node {
+    const char *node; /* of its hvdd's start; "": not known yet */
+    const char *name, *address;
+    uint32_t port;
+    const char *state; /* "listens", "joins", "joined", "apart", "refused", "unreached" */
+    uint64_t heard_ns; /* ago */
+    const char *jobs;  /* in which it is */
+};
+
+enum hvd_admin_link_purpose { HVD_ADMIN_LINK_CONTROL = 1, HVD_ADMIN_LINK_DATA = 2 };
+
+struct hvd_admin_link {
+    uint32_t to; /* node of the job */
+    enum hvd_admin_link_purpose purpose;
+    uint32_t lane; /* of data */
+    uint64_t bytes_sent, bytes_received, messages_sent, messages_received, retransmits;
+    uint64_t rtt_ns; /* 0: not known */
+};
+
+/* A node of a job that spans nodes. */
+struct hvd_admin_span {
+    const char *job;
+    uint32_t uid;
+    uint32_t node; /* of the job */
+    const char *name, *address;
+    uint32_t port;
+    int here;         /* it is the node that was asked */
+    const char *text; /* why its part is missing; "": it is there */
+    const int32_t *ranks;
+    size_t rank_count;
+    int64_t clock_ahead_ns;  /* TRACE: its clock less that of the node that was asked, ... */
+    uint64_t clock_error_ns; /* ... right to within this */
+    const struct hvd_admin_link *const *links;
+    size_t link_count;
+};
+
+struct hvd_admin_gpu {
+    const char *uuid, *name; /* "GPU-..." */
+    const char *job;         /* "": no worker */
+    uint32_t uid;
+    int32_t pid;
+    const char *state; /* "free", "starting", "up", "idle", "ending" */
+    uint32_t imports, communicators;
+    uint64_t import_bytes, staging_bytes, own_bytes, free_bytes; /* 0: not known */
+    uint32_t driver_version, nccl_version;                       /* 0: not known */
+    const char *links;
+};
+
+struct hvd_admin_answer {
+    const char *text;       /* a sentence: what was done, or what keeps the rows from being all */
+    uint64_t rows_left_out; /* of a message that was full */
+    const struct hvd_admin_daemon *daemon; /* NULL but for STATUS */
+    const struct hvd_admin_job *const *jobs;
+    size_t job_count;
+    const struct hvd_admin_rank *const *ranks;
+    size_t rank_count;
+    const struct hvd_admin_stall *const *stalls;
+    size_t stall_count;
+    const struct hvd_admin_trace *const *traces;
+    size_t trace_count;
+    const struct hvd_admin_node *const *nodes;
+    size_t node_count;
+    const struct hvd_admin_span *const *spans;
+    size_t span_count;
+    const struct hvd_admin_gpu *const *gpus;
+    size_t gpu_count;
+};
+
+/* ---- text ------------------------------------------------------------------------------------ */
+
+/* The sentence of this thread's last failed call; "" before the first. Valid until this thread's
+ * next hvd_admin_ call. */
+HVD_API const char *hvd_admin_last_error(void);
+/* Library version, e.g. "0.1.0". */
+HVD_API const char *hvd_admin_version(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

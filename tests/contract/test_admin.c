@@ -1,0 +1,376 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * hvd_admin.h against a real hvdd and its real gate, in a process that has ranks of its own through hvd.h: the two
+ * libraries stand beside each other. */
+#include "base/clock.h"
+#include "tests/unit/hvt_main.h"
+#include "tests/unit/hvt_process.h"
+
+#include <hvd/hvd.h>
+#include <hvd/hvd_admin.h>
+
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#define SOON_NS (20 * (int64_t)HVI_NS_SEC)
+
+static struct {
+    pid_t pid;
+    char folder[64], address[80];
+} node;
+
+/* ---- hvdd ---- */
+
+static void run_hvdd(int ready)
+{
+    char program[4200], runtime[128], fd[32];
+
+    snprintf(program, sizeof program, "%s/bin/hvdd", getenv("HVD_BUILD_DIR"));
+    snprintf(runtime, sizeof runtime, "--runtime-dir=%s", node.address);
+    snprintf(fd, sizeof fd, "--ready-fd=%d", ready);
+    prctl(PR_SET_PDEATHSIG, SIGTERM);
+    execl(program, "hvdd", runtime, "--private=yes", "--log-level=error", "--config=/dev/null", fd,
+          (char *)NULL);
+    _exit(127);
+}
+
+static bool start_hvdd(void)
+{
+    int ends[2];
+    char byte;
+
+    snprintf(node.folder, sizeof node.folder, "/tmp/hvt-admin-XXXXXX");
+    if (mkdtemp(node.folder) == NULL || pipe(ends) != 0)
+        return false;
+    snprintf(node.address, sizeof node.address, "%s/run", node.folder);
+    setenv("HVD_ADDRESS", node.address, 1);
+    node.pid = fork();
+    if (node.pid == 0) {
+        close(ends[0]);
+        run_hvdd(ends[1]);
+    }
+    close(ends[1]);
+    struct pollfd ready = {.fd = ends[0], .events = POLLIN};
+    const bool is_ready = poll(&ready, 1, 20000) == 1 && read(ends[0], &byte, 1) == 1;
+    close(ends[0]);
+    return is_ready;
+}
+
+static bool stop_hvdd(void)
+{
+    kill(node.pid, SIGTERM);
+    const int status = hvt_wait_child(node.pid);
+    rmdir(node.address);
+    return rmdir(node.folder) == 0 && status == 0;
+}
+
+/* ---- ranks ---- */
+
+#define RANKS 2
+
+static struct hvd_session *sessions[RANKS];
+static float numbers[RANKS][4];
+
+static void open_ranks(const char *job)
+{
+    for (int rank = 0; rank < RANKS; rank++) {
+        struct hvd_options options;
+        hvd_options_init(&options);
+        options.job = job;
+        options.rank = options.local_rank = rank;
+        options.size = options.local_size = RANKS;
+        options.cross_rank = 0;
+        options.cross_size = 1;
+        ck_assert_msg(hvd_open(&options, &sessions[rank]) == HVD_OK, "%s", hvd_last_error());
+    }
+}
+
+static void close_ranks(void)
+{
+    for (int rank = 0; rank < RANKS; rank++)
+        hvd_close(sessions[rank]);
+}
+
+static struct hvd_op *submit(int rank, const char *name)
+{
+    const struct hvd_tensor tensor = hvd_tensor_1d(numbers[rank], HVD_FLOAT32, 4);
+    struct hvd_op *op = NULL;
+    ck_assert_int_eq(
+        hvd_allreduce_async(sessions[rank], name, &tensor, &tensor, HVD_SUM, NULL, &op), HVD_OK);
+    return op;
+}
+
+static void reduce_once(const char *name)
+{
+    struct hvd_op *ops[RANKS] = {submit(0, name), submit(1, name)};
+    ck_assert_int_eq(hvd_wait_all(ops, RANKS, SOON_NS), HVD_OK);
+    for (int rank = 0; rank < RANKS; rank++)
+        hvd_op_free(ops[rank]);
+}
+
+/* ---- questions ---- */
+
+static struct hvd_admin *admin;
+static struct hvd_admin_request request;
+static struct hvd_admin_answer *answer;
+
+static void set_up(void)
+{
+    ck_assert_msg(hvd_admin_open(NULL, &admin) == HVD_OK, "%s", hvd_admin_last_error());
+    answer = NULL;
+}
+
+static void tear_down(void)
+{
+    hvd_admin_answer_free(answer);
+    hvd_admin_close(admin);
+}
+
+static int try_ask(enum hvd_admin_kind kind, const char *job, int64_t timeout_ns)
+{
+    hvd_admin_answer_free(answer);
+    answer = NULL;
+    hvd_admin_request_init(&request, kind);
+    request.job = job;
+    return hvd_admin_ask(admin, &request, timeout_ns, &answer);
+}
+
+static void ask(enum hvd_admin_kind kind, const char *job)
+{
+    ck_assert_msg(try_ask(kind, job, SOON_NS) == HVD_OK, "%s", hvd_admin_last_error());
+}
+
+static void expect(int status, const char *words)
+{
+    ck_assert_ptr_null(answer);
+    ck_assert_msg(strstr(hvd_admin_last_error(), words) != NULL, "%d: \"%s\" has no \"%s\"", status,
+                  hvd_admin_last_error(), words);
+}
+
+START_TEST(status_is_of_the_hvdd_that_was_found)
+{
+    ask(HVD_ADMIN_STATUS, NULL);
+    ck_assert_str_eq(hvd_admin_address(admin), node.address);
+    ck_assert_int_eq(answer->daemon->pid, node.pid);
+    ck_assert_str_eq(answer->daemon->version, hvd_admin_version());
+    ck_assert_str_eq(answer->daemon->runtime_dir, node.address);
+    ck_assert_str_eq(answer->daemon->state, "running");
+    ck_assert_uint_gt(answer->daemon->uptime_ns, 0);
+    ck_assert_uint_eq(answer->job_count + answer->rank_count + answer->stall_count, 0);
+}
+END_TEST
+
+START_TEST(a_running_job_is_seen_with_its_ranks_and_ops)
+{
+    open_ranks("seen");
+    reduce_once("grad");
+    ask(HVD_ADMIN_JOBS, NULL);
+    ck_assert_uint_eq(answer->job_count, 1);
+    ck_assert_str_eq(answer->jobs[0]->job, "seen");
+    ck_assert_str_eq(answer->jobs[0]->state, "running");
+    ck_assert_uint_eq(answer->jobs[0]->uid, getuid());
+    ck_assert_int_eq(answer->jobs[0]->attached, RANKS);
+    ck_assert_uint_eq(answer->jobs[0]->nodes, 1);
+    ck_assert_int_eq(answer->jobs[0]->withheld, 0);
+
+    ask(HVD_ADMIN_RANKS, "seen");
+    ck_assert_uint_eq(answer->rank_count, RANKS);
+    for (int rank = 0; rank < RANKS; rank++) {
+        ck_assert_int_eq(answer->ranks[rank]->rank, rank);
+        ck_assert_int_eq(answer->ranks[rank]->pid, getpid());
+        ck_assert_str_eq(answer->ranks[rank]->state, "attached");
+        ck_assert_uint_eq(answer->ranks[rank]->ops, 1);
+    }
+
+    ask(HVD_ADMIN_TRACE, "seen");
+    ck_assert_uint_eq(answer->trace_count, RANKS);
+    ck_assert_str_eq(answer->traces[0]->tensor, "grad");
+    ck_assert_str_eq(answer->traces[0]->op, "allreduce");
+    ck_assert_int_eq(answer->traces[0]->status, HVD_OK);
+    ck_assert_uint_ge(answer->traces[0]->done_ns, answer->traces[0]->submit_ns);
+    close_ranks();
+}
+END_TEST
+
+START_TEST(an_answer_outlives_its_handle)
+{
+    open_ranks("kept");
+    ask(HVD_ADMIN_RANKS, "kept");
+    hvd_admin_close(admin);
+    admin = NULL;
+    ck_assert_str_eq(answer->ranks[1]->state, "attached");
+    close_ranks();
+}
+END_TEST
+
+START_TEST(a_stall_names_who_is_missing)
+{
+    open_ranks("stalled");
+    struct hvd_op *op = submit(0, "lonely");
+    do {
+        ask(HVD_ADMIN_STALLS, "stalled");
+    } while (answer->stall_count == 0); /* until the engine has taken it; the test has a deadline */
+    const struct hvd_admin_stall *stall = answer->stalls[0];
+    ck_assert_str_eq(stall->tensor, "lonely");
+    ck_assert_str_eq(stall->job, "stalled");
+    ck_assert_uint_eq(stall->ready_count, 1);
+    ck_assert_int_eq(stall->ready[0], 0);
+    ck_assert_uint_eq(stall->missing_count, 1);
+    ck_assert_int_eq(stall->missing[0]->rank, 1);
+    ck_assert_int_eq(stall->missing[0]->pid, getpid());
+    hvd_op_free(op);
+    close_ranks();
+}
+END_TEST
+
+START_TEST(a_job_that_is_stopped_tells_its_ranks_why)
+{
+    open_ranks("stopped");
+    struct hvd_op *op = submit(0, "lonely");
+    hvd_admin_request_init(&request, HVD_ADMIN_JOB_STOP);
+    request.job = "stopped";
+    request.reason = "the machine goes down";
+    ck_assert_int_eq(hvd_admin_ask(admin, &request, SOON_NS, &answer), HVD_OK);
+    ck_assert_ptr_nonnull(strstr(answer->text, "job 'stopped' is being stopped"));
+    ck_assert_int_eq(hvd_wait(op, SOON_NS), HVD_ERR_JOB_STOPPED);
+    ck_assert_ptr_nonnull(strstr(hvd_op_error(op), "the machine goes down"));
+    hvd_op_free(op);
+    close_ranks();
+}
+END_TEST
+
+START_TEST(the_gate_itself_answers_about_nodes_and_nobody_has_a_gpu)
+{
+    ask(HVD_ADMIN_NODES, NULL);
+    ck_assert_uint_eq(answer->node_count, 0);
+    ck_assert_str_ne(answer->text, "");
+    ask(HVD_ADMIN_GPUS, NULL);
+    ck_assert_uint_eq(answer->gpu_count, 0);
+}
+END_TEST
+
+START_TEST(what_cannot_be_is_an_error_with_a_sentence)
+{
+    ck_assert_int_eq(try_ask(HVD_ADMIN_RANKS, "nobody", SOON_NS), HVD_ERR_NOT_FOUND);
+    expect(HVD_ERR_NOT_FOUND, "nobody");
+    ck_assert_int_eq(try_ask(HVD_ADMIN_RANKS, "no/job", SOON_NS), HVD_ERR_INVALID);
+    expect(HVD_ERR_INVALID, "'no/job' is no job id");
+    ck_assert_int_eq(try_ask((enum hvd_admin_kind)99, NULL, SOON_NS), HVD_ERR_INVALID);
+    expect(HVD_ERR_INVALID, "99 is no kind of request");
+    ck_assert_int_eq(try_ask(HVD_ADMIN_RANKS, NULL, SOON_NS), HVD_ERR_INVALID);
+    hvd_admin_request_init(&request, HVD_ADMIN_STATUS);
+    request.struct_size = 8;
+    ck_assert_int_eq(hvd_admin_ask(admin, &request, SOON_NS, &answer), HVD_ERR_INVALID);
+    expect(HVD_ERR_INVALID, "a request of 8 bytes");
+    ask(HVD_ADMIN_STATUS, NULL); /* the handle is as it was */
+}
+END_TEST
+
+START_TEST(a_place_without_hvdd_is_named)
+{
+    struct hvd_admin *other = NULL;
+    struct hvd_admin_place place;
+    ck_assert_int_eq(hvd_admin_open("/nonexistent/hvdd", &other), HVD_ERR_NO_DAEMON);
+    ck_assert_ptr_null(other);
+    expect(HVD_ERR_NO_DAEMON, "/nonexistent/hvdd (nothing there)");
+    ck_assert_int_eq(hvd_admin_find("/nonexistent/hvdd", &place), HVD_ERR_NO_DAEMON);
+    ck_assert_str_eq(place.dir, "/nonexistent/hvdd");
+    ck_assert_int_eq(hvd_admin_find(NULL, &place), HVD_OK);
+    ck_assert_str_eq(place.dir, node.address);
+    ck_assert_str_eq(place.tried, "");
+    ck_assert_str_eq(hvd_admin_address(NULL), "");
+}
+END_TEST
+
+START_TEST(a_hvdd_that_stands_still_is_a_timeout_and_a_late_answer_is_dropped)
+{
+    const uint64_t before_ns = hvi_clock_ns();
+    kill(node.pid, SIGSTOP);
+    const int status = try_ask(HVD_ADMIN_STATUS, NULL, 100 * (int64_t)HVI_NS_MS);
+    kill(node.pid, SIGCONT);
+    ck_assert_int_eq(status, HVD_ERR_TIMEOUT);
+    expect(status, "did not answer within 0.1 s");
+    ck_assert_uint_lt(hvi_clock_ns() - before_ns, hvt_patience(2 * HVI_NS_SEC));
+    ask(HVD_ADMIN_JOBS, NULL);
+    ck_assert_ptr_null(answer->daemon);
+}
+END_TEST
+
+/* hvdd's only child here. */
+static pid_t gate_pid(void)
+{
+    char path[64];
+    int pid = 0;
+    snprintf(path, sizeof path, "/proc/%d/task/%d/children", (int)node.pid, (int)node.pid);
+    FILE *file = fopen(path, "re");
+    ck_assert_ptr_nonnull(file);
+    ck_assert_int_eq(fscanf(file, "%d", &pid), 1);
+    fclose(file);
+    return pid;
+}
+
+START_TEST(a_question_is_asked_again_when_the_gate_dies)
+{
+    ask(HVD_ADMIN_STATUS, NULL);
+    const pid_t gate = gate_pid();
+    kill(gate, SIGSTOP); /* so that it has the question and no answer */
+    pid_t killer = fork();
+    if (killer == 0) {
+        usleep(50000);
+        kill(gate, SIGKILL);
+        _exit(0);
+    }
+    ask(HVD_ADMIN_STATUS, NULL);
+    ck_assert_int_eq(answer->daemon->pid, node.pid);
+    ck_assert_int_eq(hvt_wait_child(killer), 0);
+    ck_assert_int_ne(gate_pid(), gate);
+}
+END_TEST
+
+START_TEST(a_forked_child_is_told_to_open_its_own)
+{
+    const pid_t child = fork();
+    if (child == 0) {
+        struct hvd_admin *own = NULL;
+        int code = try_ask(HVD_ADMIN_STATUS, NULL, SOON_NS) == HVD_ERR_FORKED ? 0 : 1;
+        hvd_admin_close(admin);
+        if (hvd_admin_open(NULL, &own) != HVD_OK)
+            code = 2;
+        admin = own;
+        if (code == 0 && try_ask(HVD_ADMIN_STATUS, NULL, SOON_NS) != HVD_OK)
+            code = 3;
+        _exit(code);
+    }
+    ck_assert_int_eq(hvt_wait_child(child), 0);
+    ask(HVD_ADMIN_STATUS, NULL);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("contract/admin");
+    TCase *tests = tcase_create("admin");
+    if (!start_hvdd()) {
+        fputs("hvdd does not start\n", stderr);
+        return EXIT_FAILURE;
+    }
+    tcase_add_checked_fixture(tests, set_up, tear_down);
+    tcase_add_test(tests, status_is_of_the_hvdd_that_was_found);
+    tcase_add_test(tests, a_running_job_is_seen_with_its_ranks_and_ops);
+    tcase_add_test(tests, an_answer_outlives_its_handle);
+    tcase_add_test(tests, a_stall_names_who_is_missing);
+    tcase_add_test(tests, a_job_that_is_stopped_tells_its_ranks_why);
+    tcase_add_test(tests, the_gate_itself_answers_about_nodes_and_nobody_has_a_gpu);
+    tcase_add_test(tests, what_cannot_be_is_an_error_with_a_sentence);
+    tcase_add_test(tests, a_place_without_hvdd_is_named);
+    tcase_add_test(tests, a_hvdd_that_stands_still_is_a_timeout_and_a_late_answer_is_dropped);
+    tcase_add_test(tests, a_question_is_asked_again_when_the_gate_dies);
+    tcase_add_test(tests, a_forked_child_is_told_to_open_its_own);
+    suite_add_tcase(suite, tests);
+    const int result = hvt_run_suite(suite);
+    return stop_hvdd() ? result : EXIT_FAILURE;
+}
