@@ -3,12 +3,12 @@
 #include "admin/address.h"
 #include "admin/answer.h"
 #include "admin/client.h"
+#include "admin/error.h"
 #include "hvd/hvd_admin.h"
 
 #include "base/clock.h"
 #include "base/status.h"
 
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,25 +23,9 @@ struct hvd_admin {
 _Static_assert(HVD_ADMIN_DIR_MAX == ADDRESS_DIR_MAX, "a directory fits hvd_admin_place");
 _Static_assert((int)HVD_ADMIN_STATUS == (int)HVI_ADMIN_STATUS &&
                    (int)HVD_ADMIN_GPUS == (int)HVI_ADMIN_GPUS &&
-                   HVI_ADMIN_KIND_END == HVI_ADMIN_GPUS + 1,
+                   HVI_ADMIN_KIND_END == HVI_ADMIN_EVENTS + 1,
                "the kinds of hvd_admin.h are those of the wire");
 _Static_assert((int)HVD_ADMIN_LINK_DATA == (int)HVI_LINK_DATA, "and so are the purposes of links");
-
-static _Thread_local char last_error[HVI_TEXT_MAX + 1];
-
-__attribute__((format(printf, 2, 3))) static int fail(int status, const char *format, ...)
-{
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(last_error, sizeof last_error, format, arguments);
-    va_end(arguments);
-    return status;
-}
-
-const char *hvd_admin_last_error(void)
-{
-    return last_error;
-}
 
 const char *hvd_admin_version(void)
 {
@@ -60,11 +44,12 @@ int hvd_admin_find(const char *address, struct hvd_admin_place *place_p)
         return status;
     snprintf(place_p->tried, sizeof place_p->tried, "%s", found.why);
     if (status == HVI_ERR_INVALID)
-        return fail(status, "bad address: %s", found.why);
-    return fail(status,
-                "no hvdd is running. Tried: %s. Start one (hvdd, or systemctl start hvdd), or name "
-                "its directory with HVD_ADDRESS.",
-                found.why);
+        return admin_error(status, "bad address: %s", found.why);
+    return admin_error(
+        status,
+        "no hvdd is running. Tried: %s. Start one (hvdd, or systemctl start hvdd), or name "
+        "its directory with HVD_ADDRESS.",
+        found.why);
 }
 
 int hvd_admin_open(const char *address, struct hvd_admin **admin_p)
@@ -75,13 +60,13 @@ int hvd_admin_open(const char *address, struct hvd_admin **admin_p)
         return status;
     struct hvd_admin *admin = calloc(1, sizeof *admin);
     if (admin == NULL)
-        return fail(HVI_ERR_NO_MEMORY, "%s", hvi_status_text(HVI_ERR_NO_MEMORY));
+        return admin_error(HVI_ERR_NO_MEMORY, "%s", hvi_status_text(HVI_ERR_NO_MEMORY));
     status = admin_client_open(place.dir, &admin->client);
     if (status != HVI_OK) {
         free(admin);
         if (status == HVI_ERR_NO_DAEMON)
-            return fail(status, "the hvdd in %s has just gone", place.dir);
-        return fail(status, "%s", hvi_status_text(status));
+            return admin_error(status, "the hvdd in %s has just gone", place.dir);
+        return admin_error(status, "%s", hvi_status_text(status));
     }
     admin->pid = getpid();
     snprintf(admin->dir, sizeof admin->dir, "%s", place.dir);
@@ -111,9 +96,9 @@ static int copy_job(const struct hvd_admin_request *request, struct hvi_admin_re
     if (request->job == NULL)
         return HVI_OK;
     if (!hvi_job_id_valid(request->job))
-        return fail(HVI_ERR_INVALID,
-                    "'%.200s' is no job id: 1 to %d letters, digits or any of . _ : @ -",
-                    request->job, HVI_JOB_ID_MAX);
+        return admin_error(HVI_ERR_INVALID,
+                           "'%.200s' is no job id: 1 to %d letters, digits or any of . _ : @ -",
+                           request->job, HVI_JOB_ID_MAX);
     snprintf(wire_p->job, sizeof wire_p->job, "%s", request->job);
     wire_p->of_owner = request->owner >= 0;
     wire_p->owner = wire_p->of_owner ? (uint32_t)request->owner : 0;
@@ -123,12 +108,13 @@ static int copy_job(const struct hvd_admin_request *request, struct hvi_admin_re
 static int to_wire(const struct hvd_admin_request *request, struct hvi_admin_request *wire_p)
 {
     if (request->struct_size != sizeof *request)
-        return fail(HVI_ERR_INVALID,
-                    "a request of %zu bytes, where libhvdadmin %s knows %zu: call "
-                    "hvd_admin_request_init first, or build against this version's hvd_admin.h",
-                    request->struct_size, HVD_VERSION_TEXT, sizeof *request);
-    if (request->kind < HVD_ADMIN_STATUS || (int)request->kind >= HVI_ADMIN_KIND_END)
-        return fail(HVI_ERR_INVALID, "%d is no kind of request", (int)request->kind);
+        return admin_error(
+            HVI_ERR_INVALID,
+            "a request of %zu bytes, where libhvdadmin %s knows %zu: call "
+            "hvd_admin_request_init first, or build against this version's hvd_admin.h",
+            request->struct_size, HVD_VERSION_TEXT, sizeof *request);
+    if (request->kind < HVD_ADMIN_STATUS || request->kind > HVD_ADMIN_GPUS)
+        return admin_error(HVI_ERR_INVALID, "%d is no kind of request", (int)request->kind);
     *wire_p = (struct hvi_admin_request){
         .kind = (enum hvi_admin_kind)request->kind,
         .min_age_ns = request->min_age_ns,
@@ -144,24 +130,6 @@ static int to_wire(const struct hvd_admin_request *request, struct hvi_admin_req
     return copy_job(request, wire_p);
 }
 
-static int explain(const struct hvd_admin *admin, int status, int64_t timeout_ns, const char *text)
-{
-    switch (status) {
-    case HVI_ERR_NO_DAEMON:
-        return fail(status, "the hvdd in %s has gone", admin->dir);
-    case HVI_ERR_TIMEOUT:
-        return fail(
-            status,
-            "the hvdd in %s did not answer within %.3g s. It may be stopped or stuck: look at "
-            "its process and log, or wait longer.",
-            admin->dir, (double)timeout_ns / (double)HVI_NS_SEC);
-    case HVI_ERR_PROTOCOL:
-        return fail(status, "the answer of the hvdd in %s makes no sense: %s", admin->dir, text);
-    default:
-        return fail(status, "%s", hvi_status_text(status));
-    }
-}
-
 int hvd_admin_ask(struct hvd_admin *admin, const struct hvd_admin_request *request,
                   int64_t timeout_ns, struct hvd_admin_answer **answer_p)
 {
@@ -169,19 +137,20 @@ int hvd_admin_ask(struct hvd_admin *admin, const struct hvd_admin_request *reque
     struct hvi_admin_reply reply;
     char text[HVI_TEXT_MAX + 1] = "";
     if (admin->pid != getpid())
-        return fail(HVI_ERR_FORKED, "this handle is the parent process'; open one in this process");
+        return admin_error(HVI_ERR_FORKED,
+                           "this handle is the parent process'; open one in this process");
     int status = to_wire(request, &wire);
     if (status != HVI_OK)
         return status;
     status = admin_client_call(admin->client, &wire, hvi_deadline_after(timeout_ns), &reply, text,
                                sizeof text);
     if (status != HVI_OK)
-        return explain(admin, status, timeout_ns, text);
+        return admin_error_explain(status, admin->dir, timeout_ns, text);
     if (reply.status != HVI_OK)
-        status = fail(reply.status, "%s",
-                      reply.text[0] != '\0' ? reply.text : hvi_status_text(reply.status));
+        status = admin_error(reply.status, "%s",
+                             reply.text[0] != '\0' ? reply.text : hvi_status_text(reply.status));
     else if (admin_answer_new(&reply, answer_p) != HVI_OK)
-        status = fail(HVI_ERR_NO_MEMORY, "%s", hvi_status_text(HVI_ERR_NO_MEMORY));
+        status = admin_error(HVI_ERR_NO_MEMORY, "%s", hvi_status_text(HVI_ERR_NO_MEMORY));
     if (status != HVI_OK)
         hvi_admin_reply_free(&reply);
     return status;

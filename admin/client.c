@@ -152,8 +152,8 @@ static int receive_body(void *socket, zmq_msg_t *body)
     return HVI_OK;
 }
 
-static int receive_reply(struct admin_client *client, uint64_t request,
-                         struct hvi_admin_reply *reply_p, char *text_p, size_t text_size)
+static int receive_any(struct admin_client *client, struct hvi_admin_reply *reply_p, char *text_p,
+                       size_t text_size)
 {
     zmq_msg_t body;
     zmq_msg_init(&body);
@@ -162,6 +162,13 @@ static int receive_reply(struct admin_client *client, uint64_t request,
         status = hvi_admin_reply_decode(zmq_msg_data(&body), zmq_msg_size(&body), reply_p, text_p,
                                         text_size);
     zmq_msg_close(&body);
+    return status;
+}
+
+static int receive_reply(struct admin_client *client, uint64_t request,
+                         struct hvi_admin_reply *reply_p, char *text_p, size_t text_size)
+{
+    const int status = receive_any(client, reply_p, text_p, text_size);
     if (status == HVI_OK && reply_p->request != request && reply_p->request != 0) {
         hvi_admin_reply_free(reply_p);
         return HVI_INPROGRESS;
@@ -206,13 +213,19 @@ static int wait_for_reply(struct admin_client *client, uint64_t deadline_ns)
     }
 }
 
+int admin_client_send(struct admin_client *client, struct hvi_admin_request *request,
+                      uint64_t deadline_ns)
+{
+    request->protocol_version = HVI_PROTOCOL_VERSION;
+    request->request = ++client->next_request;
+    return send_request(client, request, deadline_ns);
+}
+
 int admin_client_call(struct admin_client *client, struct hvi_admin_request *request,
                       uint64_t deadline_ns, struct hvi_admin_reply *reply_p, char *text_p,
                       size_t text_size)
 {
-    request->protocol_version = HVI_PROTOCOL_VERSION;
-    request->request = ++client->next_request;
-    int status = send_request(client, request, deadline_ns);
+    int status = admin_client_send(client, request, deadline_ns);
     if (status != HVI_OK)
         return status;
     do {
@@ -224,4 +237,61 @@ int admin_client_call(struct admin_client *client, struct hvi_admin_request *req
             status = receive_reply(client, request->request, reply_p, text_p, text_size);
     } while (status == HVI_INPROGRESS);
     return status;
+}
+
+/* ---- events ---- */
+
+int admin_client_watch(struct admin_client *client, int epoll_fd)
+{
+    void *const sockets[] = {client->socket, client->monitor};
+    for (size_t i = 0; i < 2; i++) {
+        int fd;
+        size_t size = sizeof fd;
+        struct epoll_event event = {.events = EPOLLIN};
+        if (zmq_getsockopt(sockets[i], ZMQ_FD, &fd, &size) != 0 ||
+            epoll_ctl(epoll_fd, EPOLL_CTL_ADD, fd, &event) != 0)
+            return HVI_ERR_LIMIT;
+    }
+    return HVI_OK;
+}
+
+static bool has_message(void *socket)
+{
+    int events = 0;
+    size_t size = sizeof events;
+    return zmq_getsockopt(socket, ZMQ_EVENTS, &events, &size) == 0 && (events & ZMQ_POLLIN) != 0;
+}
+
+/* Both are looked at: that is what makes their descriptors tell of the next change. */
+bool admin_client_is_ready(struct admin_client *client)
+{
+    const bool has_reply = has_message(client->socket);
+    const bool has_news = has_message(client->monitor);
+    return has_reply || has_news;
+}
+
+/* HVI_INPROGRESS: the answer to the request for events itself, which says that they will come. */
+static int sort_reply(struct hvi_admin_reply *reply, char *text_p, size_t text_size)
+{
+    if (reply->status == HVI_OK && reply->request == 0)
+        return HVI_OK;
+    const int status = reply->status != HVI_OK ? reply->status : HVI_INPROGRESS;
+    snprintf(text_p, text_size, "%s", reply->text);
+    hvi_admin_reply_free(reply);
+    return status;
+}
+
+int admin_client_next(struct admin_client *client, uint64_t deadline_ns,
+                      struct hvi_admin_reply *reply_p, char *text_p, size_t text_size)
+{
+    for (;;) {
+        int status = wait_for_reply(client, deadline_ns);
+        if (status != HVI_OK)
+            return status;
+        status = receive_any(client, reply_p, text_p, text_size);
+        if (status == HVI_OK)
+            status = sort_reply(reply_p, text_p, text_size);
+        if (status != HVI_INPROGRESS)
+            return status;
+    }
 }

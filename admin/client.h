@@ -6,6 +6,7 @@
 
 #include "proto/wire.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -26,5 +27,20 @@ void admin_client_close(struct admin_client *client);
 int admin_client_call(struct admin_client *client, struct hvi_admin_request *request,
                       uint64_t deadline_ns, struct hvi_admin_reply *reply_p, char *text_p,
                       size_t text_size);
+
+/* ---- a client that has asked for events, with nothing else under way ---- */
+
+/* Adds the descriptors that tell of its connection to an epoll. They tell of changes, not of states: after each other
+ * call admin_client_is_ready says whether something waits. HVI_OK, HVI_ERR_LIMIT. */
+int admin_client_watch(struct admin_client *client, int epoll_fd);
+bool admin_client_is_ready(struct admin_client *client);
+/* The next reply of request 0, as in admin_client_call. HVI_INPROGRESS: the connection has ended; events may be lost, and
+ * have to be asked for again. A refusal of that request is an error with the sentence in text_p. HVI_ERR_TIMEOUT,
+ * HVI_ERR_NO_DAEMON, HVI_ERR_PROTOCOL, HVI_ERR_NO_MEMORY. */
+int admin_client_next(struct admin_client *client, uint64_t deadline_ns,
+                      struct hvi_admin_reply *reply_p, char *text_p, size_t text_size);
+/* Sends the request and waits for no answer. */
+int admin_client_send(struct admin_client *client, struct hvi_admin_request *request,
+                      uint64_t deadline_ns);
 
 #endif

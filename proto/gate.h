@@ -75,6 +75,12 @@ struct hvi_node_roster {
     size_t roster_bytes;
 };
 
+struct hvi_gate_event {
+    uint32_t uid;         /* whose job it is about */
+    unsigned char *reply; /* allocated by decode: an AdminReply with the event */
+    size_t reply_bytes;
+};
+
 /* Numbers equal the field numbers of GateMessage.body. */
 enum hvi_gate_kind {
     HVI_GATE_START = 1,
@@ -85,8 +91,9 @@ enum hvi_gate_kind {
     HVI_GATE_NODE_REGISTER,
     HVI_GATE_NODE_WITHDRAW,
     HVI_GATE_NODE_ROSTER,
+    HVI_GATE_EVENT,
 };
-#define HVI_GATE_KIND_END (HVI_GATE_NODE_ROSTER + 1)
+#define HVI_GATE_KIND_END (HVI_GATE_EVENT + 1)
 
 struct hvi_gate_msg {
     enum hvi_gate_kind kind;
@@ -99,6 +106,7 @@ struct hvi_gate_msg {
         struct hvi_node_register node_register;
         struct hvi_node_withdraw node_withdraw;
         struct hvi_node_roster node_roster;
+        struct hvi_gate_event event;
     };
 };
 

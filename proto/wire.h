@@ -220,6 +220,27 @@ struct hvi_gpu_row {
     char links[256];
 };
 
+enum hvi_event_kind {
+    HVI_EVENT_LOST = 1, /* events, for want of room */
+    HVI_EVENT_RANK_LOST,
+    HVI_EVENT_GENERATION_BEGAN,
+    HVI_EVENT_GENERATION_ENDED,
+    HVI_EVENT_ENGINE_LOST,
+    HVI_EVENT_NODE_JOINED,
+    HVI_EVENT_NODE_LOST,
+};
+struct hvi_event_row {
+    uint32_t kind; /* enum hvi_event_kind, or one of a later version */
+    uint64_t at_ns;
+    char job[HVI_JOB_ID_MAX + 1]; /* "": it is not about a job */
+    uint32_t uid;
+    uint64_t generation;
+    int32_t rank, pid; /* rank -1: it is not about one */
+    char node[HVI_WIRE_NODE_NAME];
+    char text[HVI_TEXT_MAX + 1];
+    uint64_t count;
+};
+
 struct hvi_engine_start {
     char job[HVI_JOB_ID_MAX + 1];
     uint64_t generation;
@@ -465,8 +486,9 @@ enum hvi_admin_kind {
     HVI_ADMIN_TRACE,
     HVI_ADMIN_NODES,
     HVI_ADMIN_GPUS,
+    HVI_ADMIN_EVENTS,
 };
-#define HVI_ADMIN_KIND_END (HVI_ADMIN_GPUS + 1)
+#define HVI_ADMIN_KIND_END (HVI_ADMIN_EVENTS + 1)
 
 struct hvi_admin_request {
     uint32_t protocol_version;
@@ -517,6 +539,8 @@ struct hvi_admin_reply {
     size_t span_count;
     struct hvi_gpu_row *gpus;
     size_t gpu_count;
+    struct hvi_event_row *events;
+    size_t event_count;
 };
 
 /* As above. The encoders allocate: *bytes_p is the caller's to free(3). */

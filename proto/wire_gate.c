@@ -82,6 +82,12 @@ static const struct wire_field node_roster_fields[] = {
 };
 static const struct wire_table node_roster = TABLE(node_roster, node_roster_fields, 0);
 
+static const struct wire_field gate_event_fields[] = {
+    U32(1, hvi_gate_event, uid),
+    BYTES(2, hvi_gate_event, reply, reply_bytes, 1, HVI_GATE_PART_MAX),
+};
+static const struct wire_table gate_event = TABLE(gate_event, gate_event_fields, 0);
+
 static const struct wire_body gate_bodies[HVI_GATE_KIND_END] = {
     [HVI_GATE_START] = {"start", &gate_start},
     [HVI_GATE_ASK] = {"ask", &gate_ask},
@@ -91,6 +97,7 @@ static const struct wire_body gate_bodies[HVI_GATE_KIND_END] = {
     [HVI_GATE_NODE_REGISTER] = {"node_register", &node_register},
     [HVI_GATE_NODE_WITHDRAW] = {"node_withdraw", &node_withdraw},
     [HVI_GATE_NODE_ROSTER] = {"node_roster", &node_roster},
+    [HVI_GATE_EVENT] = {"event", &gate_event},
 };
 
 static const struct wire_body *gate_body(unsigned kind)

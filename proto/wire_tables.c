@@ -112,6 +112,20 @@ static const struct wire_field mesh_row_fields[] = {
 };
 static const struct wire_table mesh_row = TABLE(mesh_row, mesh_row_fields, 0);
 
+static const struct wire_field event_row_fields[] = {
+    NUMBER(1, hvi_event_row, kind, 1, UINT32_MAX),
+    U64(2, hvi_event_row, at_ns),
+    TEXT(3, hvi_event_row, job, JOB_OR_EMPTY),
+    U32(4, hvi_event_row, uid),
+    U64(5, hvi_event_row, generation),
+    NUMBER_OR(6, hvi_event_row, rank, -1, INT32_MAX, -1),
+    PID(7, hvi_event_row, pid),
+    TEXT(8, hvi_event_row, node, ANY),
+    TEXT(9, hvi_event_row, text, ANY),
+    U64(10, hvi_event_row, count),
+};
+static const struct wire_table event_row = TABLE(event_row, event_row_fields, 0);
+
 static const struct wire_field job_row_fields[] = {
     TEXT(1, hvi_job_row, job, JOB),
     U64(2, hvi_job_row, generation),
@@ -491,6 +505,7 @@ static const struct wire_table jobs_request = {.descriptor = &hvd__jobs_request_
 
 static const struct wire_table nodes_request = {.descriptor = &hvd__nodes_request__descriptor};
 static const struct wire_table gpus_request = {.descriptor = &hvd__gpus_request__descriptor};
+static const struct wire_table events_request = {.descriptor = &hvd__events_request__descriptor};
 
 /* Whose job of that id is meant. */
 #define OWNER FLAG(30, hvi_admin_request, of_owner), U32(31, hvi_admin_request, owner)
@@ -543,6 +558,7 @@ const struct wire_body hvi_wire_admin_bodies[] = {
     [HVI_ADMIN_TRACE] = {"trace", &trace_request},
     [HVI_ADMIN_NODES] = {"nodes", &nodes_request},
     [HVI_ADMIN_GPUS] = {"gpus", &gpus_request},
+    [HVI_ADMIN_EVENTS] = {"events", &events_request},
 };
 
 static const struct wire_field admin_request_fields[] = {
@@ -584,5 +600,6 @@ static const struct wire_field admin_reply_fields[] = {
     LIST(30, hvi_admin_reply, nodes, node_count, WIRE_ROWS, HVI_WIRE_ROWS_MAX, &mesh_row),
     LIST(31, hvi_admin_reply, spans, span_count, WIRE_ROWS, HVI_WIRE_ROWS_MAX, &span_row),
     LIST(32, hvi_admin_reply, gpus, gpu_count, WIRE_ROWS, HVI_WIRE_ROWS_MAX, &hvi_wire_gpu_row),
+    LIST(33, hvi_admin_reply, events, event_count, WIRE_ROWS, HVI_WIRE_ROWS_MAX, &event_row),
 };
 const struct wire_table hvi_wire_admin_reply = TABLE(admin_reply, admin_reply_fields, 0);

@@ -8,6 +8,9 @@
  *      |                                                                       |
  *      +--2 s without a handshake: closed                                      +--10 s unread: closed
  *
+ * A connection that has asked for events gets one reply more for each, while no other is under way
+ * (events.c). It may read them as late as it likes: those that do not fit are lost, and it is told so.
+ *
  * A connection has one request under way. What the peer sends meanwhile stays in the kernel, so a
  * peer that does not read its replies makes only itself wait. Each turn of the loop takes up one
  * request per connection, from a deferred source. Where a connection ends below a function that
@@ -16,6 +19,7 @@
 #include "daemon/gate/gate.h"
 
 #include "base/status.h"
+#include "daemon/gate/events.h"
 #include "daemon/gate/zmtp.h"
 
 #include <errno.h>
@@ -53,6 +57,8 @@ struct connection {
     bool asked;     /* its request has no whole reply yet */
     bool delimiter; /* the request came with the empty frame of a REQ socket */
     bool broken;    /* to be freed */
+    bool subscribed;
+    struct gate_events events;
     /* The reply that is being gathered (asked) or sent; NULL: none. */
     unsigned char *body;
     unsigned char head[GATE_ZMTP_HEAD_MAX];
@@ -86,6 +92,7 @@ static void connection_free(struct connection *connection)
     sd_event_source_disable_unref(connection->io);
     sd_event_source_disable_unref(connection->timer);
     gate_zmtp_fini(&connection->zmtp);
+    gate_events_fini(&connection->events);
     free(connection->body);
     close(connection->fd);
     free(connection);
@@ -126,6 +133,21 @@ static void send_on(struct connection *connection)
     free(connection->body);
     connection->body = NULL;
     sd_event_source_set_enabled(connection->timer, SD_EVENT_OFF);
+}
+
+/* A reply for each event, as long as the kernel takes them. */
+static void send_events(struct connection *connection)
+{
+    while (connection->subscribed && !connection->asked && connection->body == NULL &&
+           !connection->broken) {
+        connection->body = gate_events_take(&connection->events, &connection->body_bytes);
+        if (connection->body == NULL)
+            return;
+        connection->head_bytes =
+            gate_zmtp_head(connection->delimiter, connection->body_bytes, connection->head);
+        connection->sent = 0;
+        send_on(connection);
+    }
 }
 
 /* The reply is whole: sends it. A reply that was lost (NULL) leaves the connection as it was. */
@@ -202,6 +224,50 @@ static void answer_nodes(struct connection *connection, uint64_t request)
     hvi_admin_reply_free(&reply);
 }
 
+/* ---- events ---- */
+
+/* `uid` NULL: everybody may. */
+static bool may_know(const struct connection *connection, const uint32_t *uid)
+{
+    const uid_t asker = connection->peer.uid;
+
+    return uid == NULL || asker == 0 || asker == connection->gate->start.uid || asker == *uid;
+}
+
+static void tell(struct gate *gate, const uint32_t *uid, const unsigned char *reply, size_t length)
+{
+    struct connection *connection;
+
+    if (gate->admin == NULL)
+        return;
+    DL_FOREACH(gate->admin->connections, connection)
+    {
+        if (connection->subscribed && may_know(connection, uid))
+            gate_events_add(&connection->events, reply, length);
+    }
+    look_again(gate->admin);
+}
+
+void gate_admin_event(struct gate *gate, const struct hvi_gate_event *event)
+{
+    tell(gate, &event->uid, event->reply, event->reply_bytes);
+}
+
+void gate_admin_node_event(struct gate *gate, uint32_t kind, const char *name, const char *text)
+{
+    struct hvi_event_row row = {.kind = kind, .at_ns = hvi_clock_ns(), .rank = -1};
+    const struct hvi_admin_reply reply = {
+        .protocol_version = HVI_PROTOCOL_VERSION, .events = &row, .event_count = 1};
+    unsigned char *bytes = NULL;
+    size_t length;
+
+    snprintf(row.node, sizeof(row.node), "%s", name);
+    snprintf(row.text, sizeof(row.text), "%s", text);
+    if (hvi_admin_reply_encode(&reply, &bytes, &length) == HVI_OK)
+        tell(gate, NULL, bytes, length);
+    free(bytes);
+}
+
 /* ---- requests ---- */
 
 /* Written anew, so that hvdd reads what the gate has understood and nothing of the stranger's. */
@@ -244,6 +310,9 @@ static void handle(struct connection *connection, const struct gate_zmtp_message
                     "this hvdd is private to another user");
     } else if (request.kind == HVI_ADMIN_NODES) {
         answer_nodes(connection, request.request);
+    } else if (request.kind == HVI_ADMIN_EVENTS) {
+        connection->subscribed = true;
+        answer_text(connection, request.request, HVI_OK, "");
     } else {
         pass_on(connection, &request);
     }
@@ -280,6 +349,7 @@ static void serve(struct connection *connection)
 static void serve_and_settle(struct connection *connection)
 {
     serve(connection);
+    send_events(connection);
     if (connection->broken)
         connection_free(connection);
     else

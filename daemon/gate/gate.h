@@ -60,6 +60,10 @@ void gate_link_close(struct gate *gate);
 int gate_admin_open(struct gate *gate, int listen_fd);
 /* The next part of hvdd's answer; takes the bytes out of `reply`. */
 void gate_admin_answer(struct gate *gate, struct hvi_gate_reply *reply);
+/* An event of hvdd's, for the subscribers that may know of it. */
+void gate_admin_event(struct gate *gate, const struct hvi_gate_event *event);
+/* An event of the mesh, for every subscriber. `kind` is an enum hvi_event_kind. */
+void gate_admin_node_event(struct gate *gate, uint32_t kind, const char *name, const char *text);
 /* Closes every connection. */
 void gate_admin_close(struct gate *gate);
 

@@ -101,6 +101,8 @@ static bool handle(struct gate *gate, struct hvi_gate_msg *msg)
         gate_mesh_register(gate, &msg->node_register);
     else if (msg->kind == HVI_GATE_NODE_WITHDRAW)
         gate_mesh_withdraw(gate, &msg->node_withdraw);
+    else if (msg->kind == HVI_GATE_EVENT)
+        gate_admin_event(gate, &msg->event);
     else
         return false;
     return true;

@@ -233,6 +233,7 @@ static void handle_hello(struct mesh_peer *peer, const struct hvi_mesh_hello *he
     HVI_LOG(HVI_LOG_INFO, "mesh", "node-joined", "a node has joined the mesh",
             "node=%s name=%s address=%s announced=%s dialed=%s", peer->route, peer->name,
             peer->seen, peer->announced, hello->dialed);
+    gate_admin_node_event(peer->mesh->gate, HVI_EVENT_NODE_JOINED, peer->name, peer->seen);
 }
 
 static void handle_body(struct mesh_peer *peer, const struct hvi_mesh_msg *msg)
@@ -321,6 +322,13 @@ static void received(void *user, const struct gate_sender *from, const unsigned 
     hvi_mesh_msg_free(&msg);
 }
 
+/* Of a node that has said its name. */
+static void tell_lost(const struct mesh_peer *peer, const char *why)
+{
+    if (peer->name[0] != '\0')
+        gate_admin_node_event(peer->mesh->gate, HVI_EVENT_NODE_LOST, peer->name, why);
+}
+
 /* A node that was killed must not wait on. One whose connection was cut comes back as a stranger and
  * says everything again. */
 static void disconnected(void *user, int connection)
@@ -334,6 +342,7 @@ static void disconnected(void *user, int connection)
             continue;
         HVI_LOG(HVI_LOG_INFO, "mesh", "node-left", "the connection of a node has ended",
                 "node=%s name=%s address=%s", peer->route, peer->name, peer->seen);
+        tell_lost(peer, "its connection has ended");
         peer_free(mesh, peer);
     }
 }
@@ -387,6 +396,7 @@ void mesh_listen_tick(struct gate_mesh *mesh, uint64_t now_ns)
             continue;
         HVI_LOG(HVI_LOG_INFO, "mesh", "node-silent", "a node has not been heard and is forgotten",
                 "node=%s name=%s address=%s", peer->route, peer->name, peer->seen);
+        tell_lost(peer, "it has not been heard");
         peer_free(mesh, peer);
     }
     flush_all(mesh);

@@ -500,6 +500,7 @@ void node_answer_request(struct node *node, const struct node_asker *asker,
         answer_process_exited(node, asker, request);
         break;
     case HVI_ADMIN_NODES:
+    case HVI_ADMIN_EVENTS:
         node_answer_text(node, asker, HVI_ERR_UNSUPPORTED, "the gate answers this");
         break;
     case HVI_ADMIN_GPUS:

@@ -172,7 +172,10 @@ static int make_generation(const struct node_pending *pending,
     decision->generation->seats = node_attach_seats(request);
     status = node_spawn_engine(node, decision->generation, pending->fd, decision->text,
                                sizeof(decision->text));
-    if (status != HVI_OK)
+    if (status == HVI_OK)
+        node_gate_event(node, HVI_EVENT_GENERATION_BEGAN, decision->generation, -1, 0,
+                        "its first rank has attached");
+    else
         node_generation_end(&node->jobs, decision->generation, "its engine could not be started");
     return status;
 }

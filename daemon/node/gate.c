@@ -134,6 +134,30 @@ void node_gate_send(struct node *node, const struct hvi_gate_msg *msg)
     send_msg(node, msg, NULL, 0);
 }
 
+/* ---- events ---- */
+
+void node_gate_event(struct node *node, uint32_t kind, const struct node_generation *generation,
+                     int32_t rank, pid_t pid, const char *text)
+{
+    const struct node_job_name *job = &generation->job->name;
+    struct hvi_event_row row = {.kind = kind,
+                                .at_ns = hvi_clock_ns(),
+                                .uid = job->uid,
+                                .generation = generation->number,
+                                .rank = rank,
+                                .pid = (int32_t)pid};
+    const struct hvi_admin_reply reply = {
+        .protocol_version = HVI_PROTOCOL_VERSION, .events = &row, .event_count = 1};
+    struct hvi_gate_msg msg = {.kind = HVI_GATE_EVENT, .event = {.uid = job->uid}};
+
+    snprintf(row.job, sizeof(row.job), "%s", job->id);
+    snprintf(row.text, sizeof(row.text), "%s", text);
+    if (hvi_admin_reply_encode(&reply, &msg.event.reply, &msg.event.reply_bytes) != HVI_OK)
+        return;
+    node_gate_send(node, &msg);
+    free(msg.event.reply);
+}
+
 /* ---- admin requests ---- */
 
 static void send_parts(struct node *node, uint64_t ticket, unsigned char *bytes, size_t length)

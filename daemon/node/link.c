@@ -267,6 +267,9 @@ static bool handle_session(struct node_engine *engine, const struct hvi_engine_s
         node_attach_wake_held(node);
     if (state == NODE_SLOT_LOST && engine->lost == NULL)
         engine->lost = strdup(session->text);
+    if (state == NODE_SLOT_LOST || state == NODE_SLOT_ENDED)
+        node_gate_event(node, HVI_EVENT_RANK_LOST, generation, session->rank, session->pid,
+                        session->text);
     node_attach_adopted(node, generation, session->rank);
     node_link_presence(engine);
     return true;
@@ -510,6 +513,9 @@ void node_link_end(struct node_engine *engine, bool clean, const char *fate)
     log_end(generation, engine, clean, fate);
     if (!clean)
         node->counters.ranks_lost += (uint64_t)node_generation_present(generation);
+    if (!clean)
+        node_gate_event(node, HVI_EVENT_ENGINE_LOST, generation, -1, engine->pid, fate);
+    node_gate_event(node, HVI_EVENT_GENERATION_ENDED, generation, -1, engine->pid, fate);
     node_answer_engine_gone(node, engine);
     node_mesh_engine_gone(engine);
     node_gpu_engine_gone(&node->gpu, engine);

@@ -345,6 +345,11 @@ struct hvi_node_roster;
 /* Sends now or queues; where there is no gate just now, nothing. */
 void node_gate_send(struct node *node, const struct hvi_gate_msg *msg);
 
+/* Something has happened to the generation, which the gate tells those who have asked for it. `kind` is an
+ * enum hvi_event_kind; rank -1: it is not about one. */
+void node_gate_event(struct node *node, uint32_t kind, const struct node_generation *generation,
+                     int32_t rank, pid_t pid, const char *text);
+
 /* ---- mesh.c: jobs that span nodes ---- */
 
 /* Reads the options of the mesh. HVI_OK or HVI_ERR_INVALID; logs. */

@@ -75,18 +75,22 @@ static bool stop_hvdd(void)
 static struct hvd_session *sessions[RANKS];
 static float numbers[RANKS][4];
 
+static void open_rank(const char *job, int rank)
+{
+    struct hvd_options options;
+    hvd_options_init(&options);
+    options.job = job;
+    options.rank = options.local_rank = rank;
+    options.size = options.local_size = RANKS;
+    options.cross_rank = 0;
+    options.cross_size = 1;
+    ck_assert_msg(hvd_open(&options, &sessions[rank]) == HVD_OK, "%s", hvd_last_error());
+}
+
 static void open_ranks(const char *job)
 {
-    for (int rank = 0; rank < RANKS; rank++) {
-        struct hvd_options options;
-        hvd_options_init(&options);
-        options.job = job;
-        options.rank = options.local_rank = rank;
-        options.size = options.local_size = RANKS;
-        options.cross_rank = 0;
-        options.cross_size = 1;
-        ck_assert_msg(hvd_open(&options, &sessions[rank]) == HVD_OK, "%s", hvd_last_error());
-    }
+    for (int rank = 0; rank < RANKS; rank++)
+        open_rank(job, rank);
 }
 
 static void close_ranks(void)
@@ -331,6 +335,130 @@ START_TEST(a_question_is_asked_again_when_the_gate_dies)
 }
 END_TEST
 
+/* ---- events ---- */
+
+static struct hvd_admin_events *events;
+
+static void subscribe(void)
+{
+    ck_assert_msg(hvd_admin_subscribe(admin, SOON_NS, &events) == HVD_OK, "%s",
+                  hvd_admin_last_error());
+}
+
+/* The next event of this kind. */
+static const struct hvd_admin_event *await_event(enum hvd_admin_event_kind kind)
+{
+    const struct hvd_admin_event *event;
+    do {
+        ck_assert_msg(hvd_admin_events_next(events, SOON_NS, &event) == HVD_OK, "no %d: %s",
+                      (int)kind, hvd_admin_last_error());
+    } while (event->kind != kind);
+    return event;
+}
+
+/* A process that is this rank of the job, and waits. It is killed with us. */
+static pid_t start_rank(const char *job, int rank)
+{
+    int ends[2];
+    char byte;
+    ck_assert_int_eq(pipe(ends), 0);
+    const pid_t pid = fork();
+    if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        open_rank(job, rank);
+        if (write(ends[1], "", 1) == 1)
+            pause();
+        _exit(1);
+    }
+    close(ends[1]);
+    ck_assert_int_eq(read(ends[0], &byte, 1), 1);
+    close(ends[0]);
+    return pid;
+}
+
+START_TEST(a_rank_that_is_killed_is_an_event)
+{
+    subscribe();
+    const uint64_t before_ns = hvi_clock_ns();
+    const pid_t pids[RANKS] = {start_rank("killed", 0), start_rank("killed", 1)};
+    const struct hvd_admin_event *event = await_event(HVD_ADMIN_EVENT_GENERATION_BEGAN);
+    ck_assert_str_eq(event->job, "killed");
+    ck_assert_uint_eq(event->generation, 1);
+    kill(pids[1], SIGKILL);
+    event = await_event(HVD_ADMIN_EVENT_RANK_LOST);
+    ck_assert_str_eq(event->job, "killed");
+    ck_assert_uint_eq(event->uid, getuid());
+    ck_assert_int_eq(event->rank, 1);
+    ck_assert_int_eq(event->pid, pids[1]);
+    ck_assert_ptr_nonnull(strstr(event->text, "SIGKILL"));
+    ck_assert_uint_gt(event->at_ns, before_ns);
+    ck_assert_uint_lt(event->at_ns, hvi_clock_ns());
+    kill(pids[0], SIGKILL);
+    event = await_event(HVD_ADMIN_EVENT_GENERATION_ENDED);
+    ck_assert_str_eq(event->job, "killed");
+    ck_assert_int_ne(hvt_wait_child(pids[0]), 0);
+    ck_assert_int_ne(hvt_wait_child(pids[1]), 0);
+    hvd_admin_events_close(events);
+}
+END_TEST
+
+/* Whether the descriptor becomes readable within that time. */
+static bool is_readable(int timeout_ms)
+{
+    struct pollfd item = {.fd = hvd_admin_events_fd(events), .events = POLLIN};
+    return poll(&item, 1, timeout_ms) == 1;
+}
+
+/* Reads what waits; the number of events. */
+static int drain(void)
+{
+    const struct hvd_admin_event *event;
+    int count = 0, status;
+    while ((status = hvd_admin_events_next(events, 0, &event)) == HVD_OK)
+        count++;
+    ck_assert_int_eq(status, HVD_ERR_TIMEOUT);
+    return count;
+}
+
+START_TEST(the_descriptor_is_readable_as_long_as_an_event_waits)
+{
+    const struct hvd_admin_event *event;
+    subscribe();
+    ck_assert_int_eq(drain(), 0);
+    ck_assert(!is_readable(0));
+    open_ranks("polled");
+    close_ranks(); /* it began, and it ends */
+    ck_assert_int_eq(hvd_admin_events_next(events, SOON_NS, &event), HVD_OK);
+    ck_assert_int_eq(event->kind, HVD_ADMIN_EVENT_GENERATION_BEGAN);
+    ck_assert(is_readable(20000));
+    ck_assert(is_readable(0)); /* nothing was read */
+    while (event->kind != HVD_ADMIN_EVENT_GENERATION_ENDED) {
+        ck_assert(is_readable(20000));
+        if (hvd_admin_events_next(events, 0, &event) != HVD_OK)
+            ck_assert_ptr_nonnull(strstr(hvd_admin_last_error(), "nothing has happened"));
+    }
+    ck_assert_int_eq(drain(), 0);
+    ck_assert(!is_readable(0));
+    hvd_admin_events_close(events);
+}
+END_TEST
+
+START_TEST(a_gate_that_dies_costs_events_and_the_subscription_goes_on)
+{
+    subscribe();
+    kill(gate_pid(), SIGKILL);
+    const struct hvd_admin_event *event = await_event(HVD_ADMIN_EVENT_LOST);
+    ck_assert_uint_eq(event->count, 0); /* not known */
+    ask(HVD_ADMIN_STATUS, NULL);        /* the next gate is there */
+    do {
+        open_ranks("again");
+        close_ranks();
+    } while (hvd_admin_events_next(events, 200 * (int64_t)HVI_NS_MS, &event) != HVD_OK);
+    ck_assert_str_eq(event->job, "again");
+    hvd_admin_events_close(events);
+}
+END_TEST
+
 START_TEST(a_forked_child_is_told_to_open_its_own)
 {
     const pid_t child = fork();
@@ -369,6 +497,9 @@ int main(void)
     tcase_add_test(tests, a_place_without_hvdd_is_named);
     tcase_add_test(tests, a_hvdd_that_stands_still_is_a_timeout_and_a_late_answer_is_dropped);
     tcase_add_test(tests, a_question_is_asked_again_when_the_gate_dies);
+    tcase_add_test(tests, a_rank_that_is_killed_is_an_event);
+    tcase_add_test(tests, the_descriptor_is_readable_as_long_as_an_event_waits);
+    tcase_add_test(tests, a_gate_that_dies_costs_events_and_the_subscription_goes_on);
     tcase_add_test(tests, a_forked_child_is_told_to_open_its_own);
     suite_add_tcase(suite, tests);
     const int result = hvt_run_suite(suite);

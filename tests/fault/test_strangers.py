@@ -12,6 +12,7 @@ import pytest
 from hvt import SERVICE, Daemon, Status, as_service, check_prompt, program, stopped, wait_until, wire
 from hvt.job import Job
 from hvt.rank import open_job
+from hvt.zmtp import Zmtp
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
 
@@ -66,6 +67,38 @@ def test_a_job_that_another_user_has_opened_first_under_the_same_id_is_his_alone
         assert daemon.ctl.run("job", "stop", "slurm-4711.0", user=nobody).returncode == 0
         wait_until(lambda: stranger.state().status == Status.ERR_JOB_STOPPED, "his own job to stop")
         mine.check_usable()
+
+
+def subscribe(daemon, uid):
+    """A connection of that user's that has asked for events."""
+    os.seteuid(uid)
+    try:
+        peer = Zmtp(daemon.address / "admin.sock")
+    finally:
+        os.seteuid(0)
+    peer.handshake()
+    peer.message(wire.message((1, 1), (2, 7), (12, b"")))
+    reply = wire.decode(peer.frame())
+    assert (reply[2], reply[3]) == ([7], [0]), reply
+    return peer
+
+
+def next_job(peer):
+    """Whose job the next event is about."""
+    event, = wire.decode(peer.frame())[33]
+    return wire.decode(event)[3][0].decode()
+
+
+def test_what_becomes_of_my_job_is_no_event_for_another_user(nobody):
+    with Daemon(options={"private": "no", "admin-mode": "0666"}, folder_mode=0o755, user=as_service()) as daemon:
+        daemon.allow("rank-lost", "job-stopped", "session-ended", "rank-ended")
+        with subscribe(daemon, nobody) as theirs, subscribe(daemon, 0) as roots:
+            mine = Job(daemon, 2, name="mine")
+            assert next_job(roots) == "mine"
+            mine.ranks[1].kill()
+            assert next_job(roots) == "mine"
+            daemon.rank(user=nobody).open("theirs", 0, 1)
+            assert next_job(theirs) == "theirs", "the first one that he hears of"
 
 
 def test_a_key_lets_no_other_user_in(nobody):

@@ -11,6 +11,7 @@ import pytest
 
 from hvt.build import BUILD, SOURCE, program, sanitized, scaled
 from hvt.daemon import clean_environment
+from hvt.job import Job
 
 DIGITS = str(BUILD / "examples/digits")
 EPOCHS = "3" if sanitized() else "12"
@@ -86,6 +87,20 @@ def test_without_a_daemon_the_error_names_rank_status_and_sentence(tmp_path):
     done = subprocess.run([DIGITS], env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert re.search(r"digits: rank -?\d+: open: HVD_ERR_NO_DAEMON: .* at_ns=\d+", done.stderr)
+
+
+def test_the_monitor_names_the_rank_that_was_killed_and_stops_the_job(daemon):
+    daemon.allow("rank-lost", "job-stopped", "session-ended", "rank-ended")
+    job = Job(daemon, 2, name="watched")
+    environment = dict(clean_environment(), HVD_ADDRESS=str(daemon.address))
+    with subprocess.Popen([str(BUILD / "examples/watch"), "watched"], env=environment, stdout=subprocess.PIPE, text=True) as watch:
+        assert watch.stdout.readline() == "watching watched\n"
+        pid = job.ranks[1].pid
+        job.ranks[1].kill()
+        assert re.fullmatch(rf"rank 1 \(pid {pid}\) was lost: .*SIGKILL.*\n", watch.stdout.readline())
+        for rank in job.ranks[:1]:
+            rank.stop(20)
+        assert watch.wait(scaled(20)) == 1
 
 
 def test_the_images_are_those_that_the_attribution_names():

@@ -283,6 +283,49 @@ struct hvd_admin_answer {
     size_t gpu_count;
 };
 
+/* ---- events ---------------------------------------------------------------------------------- */
+
+enum hvd_admin_event_kind {
+    HVD_ADMIN_EVENT_LOST = 1, /* .count events, because nobody read them; 0: not known how many */
+    HVD_ADMIN_EVENT_RANK_LOST = 2,        /* it died, or was ended: .job, .rank, .pid, .text */
+    HVD_ADMIN_EVENT_GENERATION_BEGAN = 3, /* of .job: its first rank has attached here */
+    HVD_ADMIN_EVENT_GENERATION_ENDED = 4, /* of .job, on this node */
+    HVD_ADMIN_EVENT_ENGINE_LOST = 5,      /* of .job: .pid, .text */
+    HVD_ADMIN_EVENT_NODE_JOINED = 6,      /* .node: a node has joined the mesh ... */
+    HVD_ADMIN_EVENT_NODE_LOST = 7         /* ... or left it. The node that listens tells this */
+};
+
+struct hvd_admin_event {
+    enum hvd_admin_event_kind kind; /* a later hvdd may tell of others: skip them */
+    uint64_t at_ns;                 /* CLOCK_MONOTONIC */
+    const char *job;                /* "": it is not about a job */
+    uint32_t uid;                   /* of the job */
+    uint64_t generation;
+    int32_t rank, pid; /* rank HVD_ADMIN_ANY: it is not about one */
+    const char *node, *text;
+    uint64_t count;
+};
+
+/* What happens on the node of that hvdd, from now on: of the jobs of the caller's own user; root and hvdd's user
+ * see all of them. */
+struct hvd_admin_events;
+
+/* By a connection of its own: `admin` may be closed meanwhile. Blocks up to timeout_ns; what happens
+ * after it has returned is told. Errors as of hvd_admin_ask. */
+HVD_API int hvd_admin_subscribe(const struct hvd_admin *admin, int64_t timeout_ns,
+                                struct hvd_admin_events **events_p);
+/* The next event, which lives until the next call. Blocks up to timeout_ns, and not at all if that is 0:
+ * HVD_ERR_TIMEOUT. HVD_ERR_NO_DAEMON: hvdd has gone, and the subscription with it. hvdd keeps 64 events for a
+ * subscriber that does not read; of more it tells the number. A gate that was restarted costs those of the meantime. */
+HVD_API int hvd_admin_events_next(struct hvd_admin_events *events, int64_t timeout_ns,
+                                  const struct hvd_admin_event **event_p);
+/* A descriptor for event loops, readable while an event may be waiting: then call hvd_admin_events_next
+ * with a timeout of 0 until it returns HVD_ERR_TIMEOUT. Now and then it is readable for nothing. Owned by the
+ * subscription; never read or close it. */
+HVD_API int hvd_admin_events_fd(const struct hvd_admin_events *events);
+/* NULL is fine. */
+HVD_API void hvd_admin_events_close(struct hvd_admin_events *events);
+
 /* ---- text ------------------------------------------------------------------------------------ */
 
 /* The sentence of this thread's last failed call; "" before the first. Valid until this thread's

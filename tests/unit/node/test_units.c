@@ -144,7 +144,7 @@ static void start_gate(void)
     start_program(&gate, gate_listen, "hvdd-gate", NULL);
 }
 
-/* What hvdd tells the gate next, without its signs of life. */
+/* What hvdd tells the gate next, without its signs of life and what subscribers are to be told. */
 static struct hvi_gate_msg *hear(enum hvi_gate_kind kind)
 {
     do {
@@ -153,7 +153,7 @@ static struct hvi_gate_msg *hear(enum hvi_gate_kind kind)
         ck_assert_int_eq(hvi_gate_msg_decode(packet.bytes, packet.length, &heard, NULL, 0), HVI_OK);
         ck_assert_uint_eq(packet.fd_count, heard.kind == HVI_GATE_START ? 1 : 0); /* admin.sock */
         hvi_packet_close_fds(&packet);
-    } while (heard.kind == HVI_GATE_BEAT);
+    } while (heard.kind == HVI_GATE_BEAT || heard.kind == HVI_GATE_EVENT);
     ck_assert_int_eq(heard.kind, kind);
     return &heard;
 }

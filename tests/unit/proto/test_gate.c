@@ -77,6 +77,10 @@ static void sample_gate(enum hvi_gate_kind kind)
     case HVI_GATE_NODE_ROSTER:
         gate.node_roster = roster;
         break;
+    case HVI_GATE_EVENT:
+        gate.event = (struct hvi_gate_event){
+            .uid = UINT32_MAX, .reply = data, .reply_bytes = HVI_GATE_PART_MAX};
+        break;
     }
 }
 
@@ -240,6 +244,7 @@ START_TEST(what_makes_no_sense_is_not_sent_to_hvdd_or_gate)
     EXPECT_GATE_REFUSED(HVI_GATE_NODE_WITHDRAW, gate.node_withdraw.job[0] = '\0');
     EXPECT_GATE_REFUSED(HVI_GATE_NODE_ROSTER,
                         gate.node_roster.roster_bytes = HVI_MESH_PACKET_MAX + 1);
+    EXPECT_GATE_REFUSED(HVI_GATE_EVENT, gate.event.reply_bytes = 0);
     EXPECT_GATE_REFUSED(HVI_GATE_BEAT, gate.kind = HVI_GATE_KIND_END);
     EXPECT_GATE_REFUSED(HVI_GATE_BEAT, gate.kind = 0);
 }

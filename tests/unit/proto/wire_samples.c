@@ -583,6 +583,23 @@ static struct hvi_mesh_row *mesh_rows(size_t count)
     return rows;
 }
 
+static struct hvi_event_row *event_rows(size_t count)
+{
+    struct hvi_event_row *rows = zeroed(count, sizeof *rows);
+    for (size_t i = 0; i < count; i++) {
+        rows[i] = (struct hvi_event_row){.kind = HVI_EVENT_LOST, .rank = -1};
+        if (i % 2)
+            continue;
+        rows[i].kind = rows[i].uid = UINT32_MAX;
+        rows[i].at_ns = rows[i].generation = rows[i].count = UINT64_MAX;
+        rows[i].rank = rows[i].pid = INT32_MAX;
+        FILL(rows[i].job, false);
+        FILL(rows[i].node, true);
+        FILL(rows[i].text, true);
+    }
+    return rows;
+}
+
 void hvt_reply_sample(unsigned index, struct hvi_admin_reply *reply_p)
 {
     memset(reply_p, 0, sizeof *reply_p);
@@ -613,4 +630,6 @@ void hvt_reply_sample(unsigned index, struct hvi_admin_reply *reply_p)
     reply_p->gpus = zeroed(reply_p->gpu_count, sizeof *reply_p->gpus);
     for (size_t i = 0; i < reply_p->gpu_count; i++)
         fill_gpu_row(&reply_p->gpus[i], i % 2 == 0);
+    reply_p->event_count = huge ? HVI_WIRE_ROWS_MAX : 2;
+    reply_p->events = event_rows(reply_p->event_count);
 }
