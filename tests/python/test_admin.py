@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""hvd.admin beside a real hvdd."""
+import os
+import re
+import select
+import signal
+
+import hvd.admin
+import pytest
+
+from hvt import Daemon
+from hvt.job import Job
+
+
+@pytest.fixture
+def daemon():
+    with Daemon() as running:
+        yield running
+
+
+@pytest.fixture
+def admin(daemon):
+    with hvd.admin.Admin(str(daemon.address)) as connected:
+        yield connected
+
+
+def test_a_job_is_seen_as_it_is(daemon, admin):
+    assert admin.address == str(daemon.address)
+    status = admin.status()
+    assert (status.pid, status.uid, status.state) == (daemon.pid, os.getuid(), "running")
+    assert admin.jobs().jobs == [] and admin.gpus().gpus == [] and admin.nodes().text
+    job = Job(daemon, 2, name="seen")
+    job.check_usable()
+    listed, = admin.jobs().jobs
+    assert (listed.job, listed.uid, listed.size, listed.attached, listed.withheld) == ("seen", os.getuid(), 2, 2, False)
+    answer = admin.ranks("seen")
+    assert [(rank.rank, rank.pid, rank.state) for rank in answer.ranks] == [
+        (number, rank.pid, "attached") for number, rank in enumerate(job.ranks)]
+    assert answer.spans == [] and answer.daemon is None
+    newest, = admin.trace("seen", rank=1, limit=1).traces
+    assert newest.rank == 1 and newest.status == 0 and newest.done_ns > newest.submit_ns > 0
+    op = job.ranks[0].submit("allreduce", "lonely", dtype="int32", dims=[4])
+    stall = next(row for row in iter(lambda: admin.stalls("seen").stalls, None) if row)[0]
+    assert (stall.tensor, stall.ready, [(row.rank, row.pid) for row in stall.missing]) == ("lonely", [0], [(1, job.ranks[1].pid)])
+    assert "being stopped" in admin.stop("seen", reason="enough")
+    outcome = job.ranks[0].wait(op)
+    assert "enough" in outcome.text
+
+
+def test_a_killed_rank_is_an_event(daemon, admin):
+    daemon.allow("rank-lost", "session-ended", "rank-ended")
+    with admin.events() as events:
+        assert events.next(0) is None
+        job = Job(daemon, 2, name="watched")
+        assert next(events)[0] == hvd.admin.GENERATION_BEGAN
+        os.kill(job.ranks[1].pid, signal.SIGKILL)
+        assert select.select([events], [], [], 20)[0], "its descriptor is readable"
+        event = next(event for event in events if event.kind == hvd.admin.RANK_LOST)
+        assert (event.job, event.rank, event.pid, event.uid) == ("watched", 1, job.ranks[1].pid, os.getuid())
+        assert "SIGKILL" in event.text
+    with pytest.raises(ValueError, match="closed"):
+        events.next(0)
+
+
+@pytest.mark.parametrize("wrong,error,text", [
+    (lambda admin: admin.ranks("nobody"), LookupError, "no job 'nobody' runs here"),
+    (lambda admin: admin.ranks("no/job"), ValueError, "is no job id"),
+    (lambda admin: hvd.admin.Admin("/nonexistent/hvdd"), ConnectionError, re.escape("/nonexistent/hvdd (nothing there)")),
+], ids=["no-such-job", "no-job-id", "no-hvdd"])
+def test_a_refusal_is_an_exception_with_the_librarys_sentence(admin, wrong, error, text):
+    with pytest.raises(error, match=text):
+        wrong(admin)
+
+
+def test_what_is_closed_says_so(admin):
+    admin.close()
+    admin.close()
+    with pytest.raises(ValueError, match="closed"):
+        admin.status()
