@@ -31,7 +31,7 @@ struct hvd_admin_events {
 };
 
 _Static_assert((int)HVD_ADMIN_EVENT_LOST == (int)HVI_EVENT_LOST &&
-                   (int)HVD_ADMIN_EVENT_NODE_LOST == (int)HVI_EVENT_NODE_LOST,
+                   (int)HVD_ADMIN_EVENT_STALL == (int)HVI_EVENT_STALL,
                "the kinds of events are those of the wire");
 
 /* ---- the descriptor ---- */

@@ -228,6 +228,7 @@ enum hvi_event_kind {
     HVI_EVENT_ENGINE_LOST,
     HVI_EVENT_NODE_JOINED,
     HVI_EVENT_NODE_LOST,
+    HVI_EVENT_STALL,
 };
 struct hvi_event_row {
     uint32_t kind; /* enum hvi_event_kind, or one of a later version */

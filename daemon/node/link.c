@@ -275,6 +275,15 @@ static bool handle_session(struct node_engine *engine, const struct hvi_engine_s
     return true;
 }
 
+/* An op has stalled. False: there is nothing else that an engine has to note here. */
+static bool handle_notice(struct node_engine *engine, const struct hvi_notice *notice)
+{
+    if (notice->status != HVI_INPROGRESS)
+        return false;
+    node_gate_event(engine->node, HVI_EVENT_STALL, engine->generation, -1, 0, notice->text);
+    return true;
+}
+
 /* False: the engine of a job that is here wholly, or of one with other sizes. */
 static bool handle_node(struct node_engine *engine, const struct hvi_packet *packet,
                         const struct hvi_engine_node *said)
@@ -348,6 +357,8 @@ static bool handle_packet(struct node_engine *engine, struct hvi_packet *packet)
         good = handle_session(engine, &msg.engine_session);
     else if (msg.kind == HVI_PACKET_ENGINE_REPORT)
         node_answer_report(engine->node, engine, &msg.engine_report);
+    else if (msg.kind == HVI_PACKET_NOTICE)
+        good = handle_notice(engine, &msg.notice);
     else if (msg.kind == HVI_PACKET_ACK)
         node_attach_timeline_done(engine->node, engine, &msg.ack);
     else if (msg.kind == HVI_PACKET_ENGINE_NODE)

@@ -30,7 +30,7 @@ from hvd._native import library_path
 _STATUS, _JOBS, _RANKS, _STALLS, _JOB_STOP, _TRACE, _NODES, _GPUS = 3, 4, 5, 6, 7, 9, 10, 11
 _ANY = -1
 #: Kinds of an `Event`. LOST: `count` events were lost because nobody read them; 0: nobody knows how many.
-LOST, RANK_LOST, GENERATION_BEGAN, GENERATION_ENDED, ENGINE_LOST, NODE_JOINED, NODE_LOST = range(1, 8)
+LOST, RANK_LOST, GENERATION_BEGAN, GENERATION_ENDED, ENGINE_LOST, NODE_JOINED, NODE_LOST, STALL = range(1, 9)
 
 _TIMEOUT = -103
 _EXCEPTIONS: dict[int, type[Exception]] = {-100: ValueError, _TIMEOUT: TimeoutError, -106: MemoryError, -111: LookupError,

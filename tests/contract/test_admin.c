@@ -33,8 +33,8 @@ static void run_hvdd(int ready)
     snprintf(runtime, sizeof runtime, "--runtime-dir=%s", node.address);
     snprintf(fd, sizeof fd, "--ready-fd=%d", ready);
     prctl(PR_SET_PDEATHSIG, SIGTERM);
-    execl(program, "hvdd", runtime, "--private=yes", "--log-level=error", "--config=/dev/null", fd,
-          (char *)NULL);
+    execl(program, "hvdd", runtime, "--private=yes", "--log-level=error", "--config=/dev/null",
+          "--stall-warn=100ms", fd, (char *)NULL);
     _exit(127);
 }
 
@@ -345,14 +345,14 @@ static void subscribe(void)
                   hvd_admin_last_error());
 }
 
-/* The next event of this kind. */
-static const struct hvd_admin_event *await_event(enum hvd_admin_event_kind kind)
+/* The next event of this kind, of this job or of none (""); jobs of other tests may still be ending. */
+static const struct hvd_admin_event *await_event(enum hvd_admin_event_kind kind, const char *job)
 {
     const struct hvd_admin_event *event;
     do {
         ck_assert_msg(hvd_admin_events_next(events, SOON_NS, &event) == HVD_OK, "no %d: %s",
                       (int)kind, hvd_admin_last_error());
-    } while (event->kind != kind);
+    } while (event->kind != kind || strcmp(event->job, job) != 0);
     return event;
 }
 
@@ -381,12 +381,10 @@ START_TEST(a_rank_that_is_killed_is_an_event)
     subscribe();
     const uint64_t before_ns = hvi_clock_ns();
     const pid_t pids[RANKS] = {start_rank("killed", 0), start_rank("killed", 1)};
-    const struct hvd_admin_event *event = await_event(HVD_ADMIN_EVENT_GENERATION_BEGAN);
-    ck_assert_str_eq(event->job, "killed");
+    const struct hvd_admin_event *event = await_event(HVD_ADMIN_EVENT_GENERATION_BEGAN, "killed");
     ck_assert_uint_eq(event->generation, 1);
     kill(pids[1], SIGKILL);
-    event = await_event(HVD_ADMIN_EVENT_RANK_LOST);
-    ck_assert_str_eq(event->job, "killed");
+    event = await_event(HVD_ADMIN_EVENT_RANK_LOST, "killed");
     ck_assert_uint_eq(event->uid, getuid());
     ck_assert_int_eq(event->rank, 1);
     ck_assert_int_eq(event->pid, pids[1]);
@@ -394,10 +392,23 @@ START_TEST(a_rank_that_is_killed_is_an_event)
     ck_assert_uint_gt(event->at_ns, before_ns);
     ck_assert_uint_lt(event->at_ns, hvi_clock_ns());
     kill(pids[0], SIGKILL);
-    event = await_event(HVD_ADMIN_EVENT_GENERATION_ENDED);
-    ck_assert_str_eq(event->job, "killed");
+    await_event(HVD_ADMIN_EVENT_GENERATION_ENDED, "killed");
     ck_assert_int_ne(hvt_wait_child(pids[0]), 0);
     ck_assert_int_ne(hvt_wait_child(pids[1]), 0);
+    hvd_admin_events_close(events);
+}
+END_TEST
+
+START_TEST(an_op_that_waits_too_long_is_an_event)
+{
+    subscribe();
+    open_ranks("late");
+    struct hvd_op *op = submit(0, "lonely");
+    const struct hvd_admin_event *event = await_event(HVD_ADMIN_EVENT_STALL, "late");
+    ck_assert_int_eq(event->rank, HVD_ADMIN_ANY);
+    ck_assert_ptr_nonnull(strstr(event->text, "tensor 'lonely': allreduce waits for rank 1"));
+    hvd_op_free(op);
+    close_ranks();
     hvd_admin_events_close(events);
 }
 END_TEST
@@ -409,36 +420,33 @@ static bool is_readable(int timeout_ms)
     return poll(&item, 1, timeout_ms) == 1;
 }
 
-/* Reads what waits; the number of events. */
-static int drain(void)
+/* Reads what waits until the descriptor says that there is nothing; now and then it is readable for nothing. */
+static void come_to_rest(void)
 {
+    const uint64_t deadline_ns = hvi_deadline_after(SOON_NS);
     const struct hvd_admin_event *event;
-    int count = 0, status;
-    while ((status = hvd_admin_events_next(events, 0, &event)) == HVD_OK)
-        count++;
-    ck_assert_int_eq(status, HVD_ERR_TIMEOUT);
-    return count;
+    do {
+        ck_assert(!hvi_deadline_passed(deadline_ns));
+        const int status = hvd_admin_events_next(events, 0, &event);
+        ck_assert(status == HVD_OK || status == HVD_ERR_TIMEOUT);
+    } while (is_readable(0));
+    ck_assert_int_eq(hvd_admin_events_next(events, 0, &event), HVD_ERR_TIMEOUT);
+    ck_assert_ptr_nonnull(strstr(hvd_admin_last_error(), "nothing has happened"));
 }
 
 START_TEST(the_descriptor_is_readable_as_long_as_an_event_waits)
 {
-    const struct hvd_admin_event *event;
     subscribe();
-    ck_assert_int_eq(drain(), 0);
-    ck_assert(!is_readable(0));
+    come_to_rest();
     open_ranks("polled");
     close_ranks(); /* it began, and it ends */
-    ck_assert_int_eq(hvd_admin_events_next(events, SOON_NS, &event), HVD_OK);
-    ck_assert_int_eq(event->kind, HVD_ADMIN_EVENT_GENERATION_BEGAN);
-    ck_assert(is_readable(20000));
-    ck_assert(is_readable(0)); /* nothing was read */
-    while (event->kind != HVD_ADMIN_EVENT_GENERATION_ENDED) {
+    const struct hvd_admin_event *event = await_event(HVD_ADMIN_EVENT_GENERATION_BEGAN, "polled");
+    do {
         ck_assert(is_readable(20000));
-        if (hvd_admin_events_next(events, 0, &event) != HVD_OK)
-            ck_assert_ptr_nonnull(strstr(hvd_admin_last_error(), "nothing has happened"));
-    }
-    ck_assert_int_eq(drain(), 0);
-    ck_assert(!is_readable(0));
+        ck_assert(is_readable(0)); /* nothing was read */
+        hvd_admin_events_next(events, 0, &event);
+    } while (event->kind != HVD_ADMIN_EVENT_GENERATION_ENDED || strcmp(event->job, "polled") != 0);
+    come_to_rest();
     hvd_admin_events_close(events);
 }
 END_TEST
@@ -447,14 +455,14 @@ START_TEST(a_gate_that_dies_costs_events_and_the_subscription_goes_on)
 {
     subscribe();
     kill(gate_pid(), SIGKILL);
-    const struct hvd_admin_event *event = await_event(HVD_ADMIN_EVENT_LOST);
+    const struct hvd_admin_event *event = await_event(HVD_ADMIN_EVENT_LOST, "");
     ck_assert_uint_eq(event->count, 0); /* not known */
     ask(HVD_ADMIN_STATUS, NULL);        /* the next gate is there */
     do {
         open_ranks("again");
         close_ranks();
-    } while (hvd_admin_events_next(events, 200 * (int64_t)HVI_NS_MS, &event) != HVD_OK);
-    ck_assert_str_eq(event->job, "again");
+    } while (hvd_admin_events_next(events, 200 * (int64_t)HVI_NS_MS, &event) != HVD_OK ||
+             strcmp(event->job, "again") != 0);
     hvd_admin_events_close(events);
 }
 END_TEST
@@ -466,6 +474,8 @@ START_TEST(a_forked_child_is_told_to_open_its_own)
         struct hvd_admin *own = NULL;
         int code = try_ask(HVD_ADMIN_STATUS, NULL, SOON_NS) == HVD_ERR_FORKED ? 0 : 1;
         hvd_admin_close(admin);
+        if (HVT_SANITIZED) /* no thread may be started after such a fork */
+            _exit(code);
         if (hvd_admin_open(NULL, &own) != HVD_OK)
             code = 2;
         admin = own;
@@ -498,6 +508,7 @@ int main(void)
     tcase_add_test(tests, a_hvdd_that_stands_still_is_a_timeout_and_a_late_answer_is_dropped);
     tcase_add_test(tests, a_question_is_asked_again_when_the_gate_dies);
     tcase_add_test(tests, a_rank_that_is_killed_is_an_event);
+    tcase_add_test(tests, an_op_that_waits_too_long_is_an_event);
     tcase_add_test(tests, the_descriptor_is_readable_as_long_as_an_event_waits);
     tcase_add_test(tests, a_gate_that_dies_costs_events_and_the_subscription_goes_on);
     tcase_add_test(tests, a_forked_child_is_told_to_open_its_own);

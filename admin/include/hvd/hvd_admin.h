@@ -292,7 +292,8 @@ enum hvd_admin_event_kind {
     HVD_ADMIN_EVENT_GENERATION_ENDED = 4, /* of .job, on this node */
     HVD_ADMIN_EVENT_ENGINE_LOST = 5,      /* of .job: .pid, .text */
     HVD_ADMIN_EVENT_NODE_JOINED = 6,      /* .node: a node has joined the mesh ... */
-    HVD_ADMIN_EVENT_NODE_LOST = 7         /* ... or left it. The node that listens tells this */
+    HVD_ADMIN_EVENT_NODE_LOST = 7,        /* ... or left it. The node that listens tells this */
+    HVD_ADMIN_EVENT_STALL = 8             /* an op of .job has waited for the stall check: .text */
 };
 
 struct hvd_admin_event {

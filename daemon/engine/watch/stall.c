@@ -173,6 +173,20 @@ static void notify_ranks(struct engine_watch *watch, const struct round *round)
     }
 }
 
+/* For hvdd, which tells those who have asked for events. */
+static void tell_hvdd(const struct engine_watch *watch, const char *name, const char *sentence)
+{
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_NOTICE};
+    struct engine_sentence text = {.text = msg.notice.text, .size = sizeof msg.notice.text};
+
+    msg.notice.status = HVI_INPROGRESS;
+    msg.notice.rank = -1;
+    engine_sentence_append(&text, "tensor '%.*s': %s",
+                           (int)hvi_utf8_cut(name, strlen(name), NAME_SHOWN), name, sentence);
+    cut_whole(&text);
+    watch->calls->send(watch->user, &msg); /* where it is lost, the log has it */
+}
+
 static void log_op(const struct engine_watch *watch, const struct engine_op *op, uint64_t now_ns)
 {
     char missing[512], sentence[640], name[HVI_NAME_MAX + 1];
@@ -182,6 +196,7 @@ static void log_op(const struct engine_watch *watch, const struct engine_op *op,
     snprintf(sentence, sizeof sentence, "%s waits for %s", engine_stall_kind(op), missing);
     HVI_LOG(HVI_LOG_WARN, "stall", "op-stalled", sentence, "job=%s tensor=%s age_ms=%llu",
             watch->start->job, name, (unsigned long long)((now_ns - op->first_ns) / HVI_NS_MS));
+    tell_hvdd(watch, name, sentence);
 }
 
 static void warn(struct engine_watch *watch, uint64_t now_ns)
@@ -248,6 +263,7 @@ static void log_others(const struct engine_watch *watch, const struct engine_op 
              hvi_kind_text(op->kind), missing);
     HVI_LOG(HVI_LOG_WARN, "stall", "op-stalled", sentence, "job=%s tensor=%s age_ms=%llu",
             watch->start->job, name, (unsigned long long)((now_ns - op->first_ns) / HVI_NS_MS));
+    tell_hvdd(watch, name, sentence);
 }
 
 /* False: the rank takes part in none of them. */
