@@ -381,8 +381,8 @@ int hvt_node_wait(struct hvt_node *node)
 void hvt_node_fini(struct hvt_node *node)
 {
     if (node->pid > 0) {
-        kill(node->pid, SIGKILL);
-        waitpid(node->pid, NULL, 0);
+        kill(node->pid, SIGTERM);
+        ck_assert_int_eq(hvt_node_wait(node), 0);
     }
     close_fd(&node->link);
 }

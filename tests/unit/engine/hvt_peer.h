@@ -89,7 +89,7 @@ bool hvt_node_expect(struct hvt_node *node, enum hvi_packet_kind kind,
                      struct hvi_packet_msg *msg_p);
 /* Waits for the engine to end; returns its wait status. */
 int hvt_node_wait(struct hvt_node *node);
-/* Kills and reaps what is left. */
+/* Stops the job of an engine that has not ended. It ends in good order: fails if it does not. */
 void hvt_node_fini(struct hvt_node *node);
 
 #endif
