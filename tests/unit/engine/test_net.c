@@ -439,6 +439,23 @@ START_TEST(a_peer_that_does_not_answer_is_given_up_at_the_deadline)
 }
 END_TEST
 
+/* The kernel says so at once, each time that it is tried. */
+START_TEST(a_peer_at_an_address_of_nobody_is_given_up_at_the_deadline)
+{
+    listen_side(0, "127.0.0.1", 0);
+    sides[1].address = "255.255.255.255";
+    sides[1].port = 9;
+    start_side(0);
+    engine_net_connect(&sides[0].net, 1, CTL, hvi_deadline_after((int64_t)SEC / 10));
+    until(sides[0].failed == 1, SOON);
+    ck_assert_msg(strstr(sides[0].text, "node 1 (h1) at 255.255.255.255:9 cannot be reached") !=
+                      NULL,
+                  "%s", sides[0].text);
+    ck_assert_ptr_null(strstr(sides[0].text, "no answer"));
+    close_side(0);
+}
+END_TEST
+
 START_TEST(a_peer_that_does_not_connect_is_named_with_both_addresses)
 {
     char expected[256];
@@ -451,6 +468,19 @@ START_TEST(a_peer_that_does_not_connect_is_named_with_both_addresses)
     until(sides[1].failed == 1, SOON);
     ck_assert_str_eq(sides[1].text, expected);
     close_all();
+}
+END_TEST
+
+START_TEST(an_address_that_is_not_this_nodes_is_said)
+{
+    struct engine_net net;
+    char text[ENGINE_NET_TEXT] = "";
+    uint16_t port = 0;
+
+    ck_assert_int_eq(engine_net_listen(&net, event, "192.0.2.1", 0, 0, &port, text), HVI_ERR_LIMIT);
+    ck_assert_str_eq(text, "cannot listen for other engines at 192.0.2.1, port 0: Cannot assign "
+                           "requested address");
+    engine_net_close(&net);
 }
 END_TEST
 
@@ -775,7 +805,9 @@ int main(void)
     tcase_add_test(tcase, what_is_closed_before_the_roster_is_forgotten);
     tcase_add_test(tcase, a_peer_that_refuses_is_named_with_both_addresses_at_the_deadline);
     tcase_add_test(tcase, a_peer_that_does_not_answer_is_given_up_at_the_deadline);
+    tcase_add_test(tcase, a_peer_at_an_address_of_nobody_is_given_up_at_the_deadline);
     tcase_add_test(tcase, a_peer_that_does_not_connect_is_named_with_both_addresses);
+    tcase_add_test(tcase, an_address_that_is_not_this_nodes_is_said);
     tcase_add_test(tcase, a_full_range_of_ports_is_said_and_a_free_port_in_it_is_found);
     tcase_add_test(tcase, the_last_port_of_a_range_is_taken);
     tcase_add_test(tcase, what_is_no_numeric_address_is_refused);

@@ -210,6 +210,58 @@ START_TEST(an_import_without_an_answer_is_given_up_and_released_when_it_comes_af
 }
 END_TEST
 
+static void send_memory(uint32_t region, uint64_t bytes)
+{
+    struct hvt_peer *peer = &gpus.bench.peers[0];
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_DEVICE_ADD};
+    char uuid[HVI_WIRE_GPU_UUID];
+
+    msg.device_add.request = ++peer->request;
+    msg.device_add.region = region;
+    msg.device_add.memory.address = 0x7f0000000000;
+    msg.device_add.memory.bytes = bytes;
+    msg.device_add.memory.buffer_id = 2;
+    msg.device_add.memory.kind = HVI_DEVICE_LEGACY;
+    hvt_gpu_uuid(0, msg.device_add.memory.uuid, uuid);
+    hvt_peer_send(peer, &msg, -1);
+    hvt_gpus_turn(&gpus);
+}
+
+START_TEST(memory_that_cannot_be_and_memory_beyond_the_limit_are_refused)
+{
+    struct hvi_ack ack;
+
+    hvt_gpus_init(&gpus, 1);
+    hvt_rank_use(&gpus, 0, 0);
+    send_memory(8, (UINT64_C(1) << 62) + 1);
+    ack = hvt_rank_ack(&gpus, 0);
+    ck_assert_int_eq(ack.status, HVI_ERR_INVALID);
+    ck_assert_str_eq(ack.text, "there is no memory of that size");
+    send_memory(HVT_GPU_REGION, HVT_GPU_BYTES);
+    ck_assert_str_eq(hvt_rank_ack(&gpus, 0).text, "region id 7 is taken");
+    gpus.bench.engine->start.regions_max = 1;
+    send_memory(8, HVT_GPU_BYTES);
+    ack = hvt_rank_ack(&gpus, 0);
+    ck_assert_int_eq(ack.status, HVI_ERR_LIMIT);
+    ck_assert_str_eq(ack.text, "this session has 1 regions, the limit is 1 (regions-per-session)");
+    hvt_gpu_expect_nothing(&gpus, 0);
+    ck_assert(engine_session_is_open(gpus.bench.engine->sessions.ranks[0].session));
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
+START_TEST(a_region_that_is_announced_again_before_its_answer_ends_the_session)
+{
+    hvt_gpus_init(&gpus, 1);
+    hvt_rank_use(&gpus, 0, 0);
+    send_memory(8, HVT_GPU_BYTES);
+    ck_assert_int_eq(gpus.bench.engine->sessions.ranks[0].state, ENGINE_RANK_ATTACHED);
+    send_memory(8, HVT_GPU_BYTES);
+    ck_assert_int_eq(gpus.bench.engine->sessions.ranks[0].state, ENGINE_RANK_ENDED);
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
 START_TEST(a_worker_that_cannot_register_a_page_takes_no_memory)
 {
     struct hvi_gpu_msg msg;
@@ -558,6 +610,8 @@ int main(void)
     tcase_add_test(tcase, an_import_that_the_worker_refuses_is_refused_with_its_sentence);
     tcase_add_test(tcase,
                    an_import_without_an_answer_is_given_up_and_released_when_it_comes_after_all);
+    tcase_add_test(tcase, memory_that_cannot_be_and_memory_beyond_the_limit_are_refused);
+    tcase_add_test(tcase, a_region_that_is_announced_again_before_its_answer_ends_the_session);
     tcase_add_test(tcase, a_worker_that_cannot_register_a_page_takes_no_memory);
     tcase_add_test(tcase, a_page_that_is_sent_again_is_acknowledged_once_it_is_registered);
     tcase_add_test(tcase, a_hvdd_that_does_not_read_gets_the_page_when_it_does);
