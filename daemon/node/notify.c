@@ -11,6 +11,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -21,6 +22,8 @@
 #include <systemd/sd-daemon.h>
 
 #define STATUS_EVERY_US 1000000
+/* After a drain: engines have 5 s to go (link.c), and what they leave takes a moment. */
+#define STOP_US 10000000
 
 /* The file a listening socket is bound to; false for an abstract or unnamed one. */
 static bool bound_path(int fd, char *path_p, size_t path_size)
@@ -136,9 +139,16 @@ void node_notify_reloaded(struct node *node)
     send_status(node, "READY=1\n");
 }
 
+/* A drain may be longer than TimeoutStopSec= of the unit; systemd would kill hvdd in the middle. */
 void node_notify_stopping(struct node *node)
 {
-    send_status(node, "STOPPING=1\n");
+    uint64_t drain_us =
+        node->phase == NODE_PHASE_DRAINING ? (uint64_t)node->config.drain_timeout / 1000 : 0;
+    char prefix[80];
+
+    snprintf(prefix, sizeof(prefix), "STOPPING=1\nEXTEND_TIMEOUT_USEC=%" PRIu64 "\n",
+             drain_us + STOP_US);
+    send_status(node, prefix);
 }
 
 static int on_status(sd_event_source *source, uint64_t usec, void *user)

@@ -264,6 +264,41 @@ def test_the_stop_of_an_engines_unit_ends_its_job_alone(machine):
     check_ended_well(others)
 
 
+def drop_in(machine: Machine, name: str, line: str) -> None:
+    """systemctl edit --runtime hvdd.service; `line` may be empty."""
+    folder = machine.path("/run/systemd/system/hvdd.service.d")
+    folder.mkdir(exist_ok=True, parents=True)
+    (folder / f"{name}.conf").write_text(f"[Service]\n{line}\n", encoding="ascii")
+    machine.run(["systemctl", "daemon-reload"])
+
+
+def test_a_hvdd_that_stands_still_is_started_again_and_jobs_go_on(machine):
+    drop_in(machine, "watchdog", "WatchdogSec=1s")
+    machine.run(["systemctl", "restart", "hvdd"])
+    ranks = start_job([machine] * 2, "watched", STEADY)
+    engine, first = row_of(machine, "watched")["engine_pid"], main_pid(machine)
+    machine.run(["kill", "-STOP", str(first)])
+    wait_until(lambda: main_pid(machine) not in (0, first), "the next hvdd", 10)
+    assert row_of(machine, "watched")["engine_pid"] == engine
+    check_ended_well(ranks)
+    drop_in(machine, "watchdog", "")
+    machine.run(["systemctl", "restart", "hvdd"])
+
+
+def test_a_wrong_configuration_is_told_and_a_start_with_a_right_one_heals_all_units(machine):
+    """Trainers start hvdd again and again meanwhile, until systemd puts hvdd.socket down."""
+    folder = machine.path("/etc/hvdd")
+    folder.mkdir(exist_ok=True)
+    (folder / "hvdd.conf").write_text("max-jobs = many\n", encoding="ascii")
+    assert machine.run(["systemctl", "restart", "hvdd"], check=False).returncode != 0
+    assert "max-jobs" in machine.journal("--unit=hvdd.service", "--lines=10")
+    assert all(code == 1 and err for code, err in ends(start_job([machine] * 2, "early", STEADY)))
+    wait_until(lambda: machine.show("hvdd.socket", "Result")["Result"] == "trigger-limit-hit", "the limit of the socket", 10, 0.1)
+    (folder / "hvdd.conf").unlink()
+    machine.run(["systemctl", "start", "hvdd"])
+    check_ended_well(start_job([machine] * 2, "late", ["-c", "-b", "4", "-e", "4", "-i", "3"]))
+
+
 # ---- restart and stop ----
 
 
@@ -274,6 +309,17 @@ def test_a_restart_lets_jobs_end(machine):
     machine.run(["systemctl", "restart", "hvdd"], seconds=40)
     assert main_pid(machine) not in (0, first)
     check_ended_well(ranks, 1)
+
+
+def test_a_stop_may_take_as_long_as_the_drain(machine):
+    """hvdd asks systemd for that time."""
+    drop_in(machine, "stop", "TimeoutStopSec=1s")
+    ranks = start_job([machine] * 2, "slow", STEADY)
+    row_of(machine, "slow")
+    machine.run(["systemctl", "stop", "hvdd"], seconds=40)
+    check_ended_well(ranks, 1)
+    assert machine.show("hvdd.service", "Result", "ActiveState") == {"Result": "success", "ActiveState": "inactive"}
+    drop_in(machine, "stop", "")
 
 
 def test_after_a_reload_a_stop_waits_less_and_the_next_trainer_starts_the_service(machine):
