@@ -8,7 +8,8 @@
  * engine had told
  *                        +--> left, lost, ended           us that it was there.
  *
- *   absent --> lost: its process ended before it had come, as hvdrun has told.
+ * A rank whose process has ended before it came stays absent: only its engine knows that it never will, so that those that
+ * come later come to that engine, too, and are told.
  *
  * The state of a generation follows from its slots and never goes back:
  *
@@ -57,7 +58,7 @@ bool node_slot_edge(enum node_slot_state from, enum node_slot_state to)
 {
 #define BIT(state) (1u << NODE_SLOT_##state)
     static const unsigned next[NODE_SLOT_STATES] = {
-        [NODE_SLOT_ABSENT] = BIT(ATTACHING) | BIT(LOST),
+        [NODE_SLOT_ABSENT] = BIT(ATTACHING),
         [NODE_SLOT_ATTACHING] = BIT(ABSENT) | BIT(ATTACHED) | BIT(LEFT) | BIT(LOST) | BIT(ENDED),
         [NODE_SLOT_ATTACHED] = BIT(LEFT) | BIT(LOST) | BIT(ENDED),
     };

@@ -253,7 +253,8 @@ static bool handle_session(struct node_engine *engine, const struct hvi_engine_s
              session->text[0] != '\0' ? ": " : "", session->text);
     if (!node_slot_set(&node->jobs, generation, session->rank, state, (pid_t)session->pid,
                        slot->session, cause)) {
-        HVI_LOG(HVI_LOG_DEBUG, "link", "late-session", "the engine told what is over already",
+        HVI_LOG(HVI_LOG_DEBUG, "link", "late-session",
+                "the engine told what is over already, or of a rank that never comes",
                 "job=%s rank=%d", generation->job->name.id, session->rank);
         return true;
     }

@@ -26,7 +26,7 @@ START_TEST(slot_edges_are_exactly_those_of_the_picture)
 {
     static const char *const edges[NODE_SLOT_STATES] = {
         /* to: absent attaching attached left lost ended */
-        [NODE_SLOT_ABSENT] = "-+--+-",   [NODE_SLOT_ATTACHING] = "+-++++",
+        [NODE_SLOT_ABSENT] = "-+----",   [NODE_SLOT_ATTACHING] = "+-++++",
         [NODE_SLOT_ATTACHED] = "---+++", [NODE_SLOT_LEFT] = "------",
         [NODE_SLOT_LOST] = "------",     [NODE_SLOT_ENDED] = "------",
     };
@@ -61,7 +61,7 @@ START_TEST(an_illegal_slot_edge_changes_nothing)
     struct node_generation *generation = new_generation("a", 2);
 
     ck_assert(!node_slot_set(&jobs, generation, 0, NODE_SLOT_ATTACHED, 5, 1, "test"));
-    ck_assert(!node_slot_set(&jobs, generation, 0, NODE_SLOT_LEFT, 5, 1, "test"));
+    ck_assert(!node_slot_set(&jobs, generation, 0, NODE_SLOT_LOST, 5, 1, "test"));
     ck_assert_int_eq(generation->slots[0].state, NODE_SLOT_ABSENT);
     ck_assert_int_eq(generation->slots[0].pid, 0);
     ck_assert_int_eq(generation->counts[NODE_SLOT_ABSENT], 2);
