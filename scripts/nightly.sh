@@ -14,7 +14,7 @@
 # debian13    demo and tests in a bare Debian 13
 # booted      hvdd's units under a systemd that has booted
 # fuzz        every fuzzer for ten minutes: an hour at the lowest priority, beside the other steps
-# soak        half an hour of kills, kills on several nodes, thousands of lies; beside them half an hour of random programs with a seed from the clock
+# soak        half an hour of kills, kills on several nodes, thousands of lies, ten thousand simulated ranks; beside them half an hour of random programs with a seed from the clock
 #
 # A change of what a step covers comes with a run of that step: its report is committed as docs/measurements/DATE-nightly.md.
 set -euo pipefail
@@ -55,8 +55,10 @@ step_soak() {
     property=$!
     HVD_BUILD_DIR=$PWD/build-release tests/harness/run-pytest -s -rs --soak tests/fault/test_liar.py \
         tests/fault/test_random_kills.py tests/fault/test_node_kills.py tests/fault/test_nodes_faults.py \
-        -k 'thousand_seeds or many_more or half_an_hour or three_hundred or when_the_fault_is_over or firewall_between_engines' ||
+        tests/integration/test_hvdrun_tree.py \
+        -k 'thousand_seeds or many_more or half_an_hour or three_hundred or when_the_fault_is_over or firewall_between_engines or stand_behind_others' ||
         status=$?
+    ctest --test-dir build-release -C Whole -L '^sim$' --output-on-failure || status=$?
     wait "$property" || status=$?
     tail -n 20 "$folder/property.log"
     return "$status"

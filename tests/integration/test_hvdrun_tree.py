@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hvt import Daemon, procs, scaled, wait_until
+from hvt import Daemon, procs, program, scaled, wait_until
 from hvt.hosts import Hosts
 from hvt.launcher import line_of
 
@@ -183,3 +183,13 @@ def test_forty_eight_hosts_make_a_tree_by_themselves(hosts):
     assert sorted(int(line.split(":")[1]) for line in done.stdout.splitlines()) == list(range(48))
     kinds = [kind for _, kind in started(hosts)]
     assert (kinds.count("--relay"), kinds.count("--node")) == (16, 32)
+
+
+@pytest.mark.soak
+def test_every_op_is_right_where_engines_stand_behind_others(hosts):
+    """Of 20 nodes three are behind the second one: their reports go up together, and verdicts come down by it."""
+    del hosts.environment["HVD_ADDRESS"]  # each has its own
+    names = ",".join(f"h{n}:1" for n in range(20))
+    command = 'for op in allreduce allgather broadcast alltoall reducescatter barrier; do "$0" -o $op -c -b 4 -e 64K -f 128 -w 1 -i 5 || exit 1; done'
+    done = hosts.run("-H", names, "sh", "-c", command, str(program("hvd-perf")), seconds=60)
+    assert done.returncode == 0 and not done.stderr, done.stderr

@@ -102,8 +102,8 @@ START_TEST(a_file_that_cannot_be_opened_is_refused_with_its_name)
     open_session();
     expect(hvd_timeline_start(session, NULL, 0), HVD_ERR_INVALID, "path is NULL");
     expect(hvd_timeline_start(session, "", 0), HVD_ERR_INVALID, "path is empty");
-    expect(hvd_timeline_start(session, "/nowhere/at/all", 0), HVD_ERR_INVALID,
-           "cannot open '/nowhere/at/all': No such file or directory");
+    expect(hvd_timeline_start(session, "/missing/at/all", 0), HVD_ERR_INVALID,
+           "cannot open '/missing/at/all': No such file or directory");
     ck_assert_int_eq(mkfifo(path, 0600), 0); /* that nobody reads: it would block */
     snprintf(words, sizeof words, "cannot open '%s'", path);
     expect(hvd_timeline_start(session, path, 0), HVD_ERR_INVALID, words);
@@ -178,10 +178,10 @@ END_TEST
 START_TEST(a_session_opens_without_the_timeline_that_cannot_be_and_says_so)
 {
     char warning[512];
-    setenv("HVD_TIMELINE", "/nowhere/at/all", 1);
+    setenv("HVD_TIMELINE", "/missing/at/all", 1);
     open_as(0, warning);
     ck_assert_ptr_nonnull(strstr(warning, "no timeline will be written: "));
-    ck_assert_ptr_nonnull(strstr(warning, "cannot open '/nowhere/at/all'"));
+    ck_assert_ptr_nonnull(strstr(warning, "cannot open '/missing/at/all'"));
     ck_assert_int_eq(hvd_session_status(session), HVD_OK);
     ck_assert_uint_eq(asked().starts, 0);
 }
