@@ -2511,12 +2511,10 @@ START_TEST(whatever_happens_while_steps_repeat_every_part_is_answered)
 }
 END_TEST
 
-int main(void)
-{
-    Suite *suite = suite_create("engine/span");
-    TCase *tcase = tcase_create("span"), *gpus = tcase_create("gpus");
+/* ---- the suite ---- */
 
-    tcase_set_timeout(tcase, 60);
+static void add_ops(TCase *tcase)
+{
     tcase_add_loop_test(tcase, the_last_node_makes_it_start_everywhere, 0, LAYOUTS);
     tcase_add_test(tcase, ranks_on_all_nodes_stand_in_the_sentence_of_a_mismatch);
     tcase_add_test(tcase, a_reported_op_waits_and_the_root_knows_for_whom);
@@ -2556,6 +2554,10 @@ int main(void)
                         LAYOUTS);
     tcase_add_loop_test(tcase, whatever_fails_every_part_is_answered_and_the_order_is_one, 0,
                         LAYOUTS);
+}
+
+static void add_steps(TCase *tcase)
+{
     tcase_add_loop_test(tcase, steps_that_repeat_cost_no_message, 0, LAYOUTS);
     tcase_add_loop_test(tcase, sizes_that_repeat_cost_no_message, 0, LAYOUTS);
     tcase_add_loop_test(tcase, other_sizes_in_a_step_that_repeats_are_negotiated, 0, LAYOUTS);
@@ -2582,14 +2584,30 @@ int main(void)
                         LAYOUTS);
     tcase_add_loop_test(tcase, whatever_happens_while_steps_repeat_every_part_is_answered, 0,
                         LAYOUTS);
-    suite_add_tcase(suite, tcase);
-    tcase_add_loop_test(gpus, every_node_is_told_which_worker_has_each_ranks_memory, 0, LAYOUTS);
-    tcase_add_loop_test(gpus, a_rank_without_bytes_and_one_that_has_joined_have_no_worker, 0,
+}
+
+static void add_gpus(TCase *tcase)
+{
+    tcase_add_loop_test(tcase, every_node_is_told_which_worker_has_each_ranks_memory, 0, LAYOUTS);
+    tcase_add_loop_test(tcase, a_rank_without_bytes_and_one_that_has_joined_have_no_worker, 0,
                         LAYOUTS);
-    tcase_add_test(gpus, ranks_that_disagree_on_memory_stand_in_the_sentence);
-    tcase_add_test(gpus, a_rank_without_an_input_gives_no_output_on_a_gpu_afterwards);
-    tcase_add_test(gpus, both_nodes_of_a_send_are_told_which_worker_has_either_ranks_memory);
-    tcase_add_loop_test(gpus, a_step_on_gpus_is_negotiated_each_time, 0, LAYOUTS);
-    suite_add_tcase(suite, gpus);
+    tcase_add_test(tcase, ranks_that_disagree_on_memory_stand_in_the_sentence);
+    tcase_add_test(tcase, a_rank_without_an_input_gives_no_output_on_a_gpu_afterwards);
+    tcase_add_test(tcase, both_nodes_of_a_send_are_told_which_worker_has_either_ranks_memory);
+    tcase_add_loop_test(tcase, a_step_on_gpus_is_negotiated_each_time, 0, LAYOUTS);
+}
+
+int main(void)
+{
+    Suite *suite = suite_create("engine/span");
+    static void (*const add[])(TCase *) = {add_ops, add_steps, add_gpus};
+    static const char *const cases[] = {"ops", "steps", "gpus"};
+
+    for (size_t i = 0; i < sizeof(add) / sizeof(add[0]); i++) {
+        TCase *tcase = tcase_create(cases[i]);
+        tcase_set_timeout(tcase, 60);
+        add[i](tcase);
+        suite_add_tcase(suite, tcase);
+    }
     return hvt_run_suite(suite);
 }
