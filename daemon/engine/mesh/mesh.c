@@ -29,6 +29,7 @@
 #include "daemon/engine/order/span.h"
 #include "daemon/engine/order/verdict.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -370,6 +371,22 @@ static void close_bundle(struct engine_mesh *mesh, const struct hvi_mesh_verdict
     engine_mesh_bundles_close(&mesh->bundles, verdict->serial, &verdict->tensor, go_up, mesh);
 }
 
+/* What is for all nodes has a number of its own, and here it is the next one that this node hears. */
+static int hear(struct engine_mesh *mesh, struct hvi_mesh_packet *packet, char *text_p, size_t size)
+{
+    struct hvi_mesh_verdict *verdict = &packet->verdict;
+
+    if (packet->all && verdict->number != ++mesh->heard_for_all) {
+        snprintf(text_p, size, "verdict %" PRIu64 " for all nodes, where %" PRIu64 " was due",
+                 verdict->number, mesh->heard_for_all);
+        return HVI_ERR_PROTOCOL;
+    }
+    if (packet->all)
+        verdict->number = mesh->order->seen + 1;
+    close_bundle(mesh, verdict);
+    return engine_verdict_hear(mesh->order, verdict, text_p, size);
+}
+
 /* It is for this node. */
 static void carry_out(struct engine_mesh *mesh, struct hvi_mesh_packet *packet)
 {
@@ -395,12 +412,8 @@ static void carry_out(struct engine_mesh *mesh, struct hvi_mesh_packet *packet)
         status = engine_root_report(&mesh->root, packet->from, &packet->report, text, sizeof text);
     else if (is_late(mesh))
         status = keep_late(mesh, packet);
-    else {
-        if (packet->all)
-            packet->verdict.number = mesh->order->seen + 1;
-        close_bundle(mesh, &packet->verdict);
-        status = engine_verdict_hear(mesh->order, &packet->verdict, text, sizeof text);
-    }
+    else
+        status = hear(mesh, packet, text, sizeof text);
     if (status == HVI_ERR_PROTOCOL)
         disbelieve(mesh, packet->from, text);
     else if (status != HVI_OK)

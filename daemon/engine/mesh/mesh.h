@@ -46,7 +46,8 @@ struct engine_mesh {
     bool broken_news;        /* for calls->broken */
     struct engine_root root; /* of node 0 */
     struct engine_mesh_bundles bundles;
-    bool joins; /* ranks have joined, and not all */
+    bool joins;             /* ranks have joined, and not all */
+    uint64_t heard_for_all; /* verdicts for all nodes that were carried out */
     struct engine_mesh_letter *first,
         *last; /* between this node's order/ and the root, both here */
     struct engine_mesh_letter *late_first, *late_last; /* verdicts that wait for withdrawn works */

@@ -356,7 +356,7 @@ void engine_root_send(struct engine_root *root, uint32_t node)
 
 static void send_to_all(struct engine_root *root)
 {
-    root->verdict.number = 0;
+    root->verdict.number = ++root->said_to_all;
     for (uint32_t node = 0; node < root->roster->nodes; node++)
         root->nodes[node].number++;
     root->calls->verdict_for_all(root->user, &root->verdict);

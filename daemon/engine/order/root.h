@@ -16,7 +16,7 @@ struct engine_root_calls {
     /* The verdict is for a node of the job. It and what it points at are gone afterwards. Nothing may
      * come back into the root meanwhile. */
     void (*verdict)(void *user, uint32_t node, const struct hvi_mesh_verdict *verdict);
-    /* The same for every node of the job. Its number is 0: the next one of each. */
+    /* The same for every node of the job, with a number of its own: 1, 2, 3, ...; for each it is the next one. */
     void (*verdict_for_all)(void *user, const struct hvi_mesh_verdict *verdict);
 };
 
@@ -29,7 +29,8 @@ struct engine_root {
     const struct engine_root_calls *calls;
     void *user;
     uint64_t now_ns;
-    uint64_t sequence; /* of the last work */
+    uint64_t sequence;    /* of the last work */
+    uint64_t said_to_all; /* verdicts */
     struct engine_sets sets;
     struct engine_tensors tensors;
     struct engine_op *first, *last; /* that wait for nodes, oldest first */

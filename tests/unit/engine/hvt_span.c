@@ -570,7 +570,7 @@ static bool execute(struct hvt_node *node)
             node->sequence = op->sequence;
         }
         done = true;
-        if (op->tentative) {
+        if (op->tentative && order->broken_status == HVI_OK) {
             begin_tentative(node, op);
             continue;
         }
