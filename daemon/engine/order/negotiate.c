@@ -321,9 +321,16 @@ static void note_absence(struct engine_op *op, const struct engine_op *origin)
     }
 }
 
+/* Of a group that has started, members may be at work already, and all are over together. */
 static void finish_waiting(struct engine_order *order, struct engine_op *op, int status,
                            const char *text, int32_t culprit)
 {
+    if (op->group && op->group->group_started) {
+        unlist_waiting(order, op);
+        engine_op_set_state(op, ENGINE_OP_EXECUTING, "it fails with its group");
+        engine_group_done(order, op, status, text, culprit);
+        return;
+    }
     if (op->set->join == op) {
         op->set->join = NULL;
         op->set->joined = 0;

@@ -250,6 +250,43 @@ START_TEST(groups_start_together_or_fail_together)
 }
 END_TEST
 
+/* Verdicts are messages of their own: the job ends when one member is done and the root has not said of the other that it
+ * may begin. */
+START_TEST(a_group_of_which_half_has_begun_ends_with_the_job)
+{
+    const int32_t there = 1; /* ranks are dealt to two nodes in turn */
+    bool half = false;
+
+    for (uint64_t seed = 1; seed < 50 && !half; seed++) {
+        hvt_job_begin(&job, 2, 4, seed, false);
+        for (int32_t rank = 0; rank < 4; rank++) {
+            struct hvt_bring a = allreduce("a", 1), b = allreduce("b", 2);
+            a.group_size = b.group_size = 2;
+            b.group_index = 1;
+            hvt_job_bring(&job, rank, 0, &a);
+            hvt_job_bring(&job, rank, 1, &b);
+        }
+        do {
+            struct engine_op *first = hvt_job_op(&job, there, 0),
+                             *second = hvt_job_op(&job, there, 1);
+            half = first && second &&
+                   (first->state == ENGINE_OP_EXECUTING) != (second->state == ENGINE_OP_EXECUTING);
+        } while (!half && hvt_job_run_some(&job, 1));
+        hvt_job_break(&job, 1, HVI_ERR_RANK_LOST, 3, "rank 3 is lost");
+        hvt_job_run(&job);
+        for (int32_t rank = 0; rank < 4; rank++) {
+            for (uint32_t i = 0; i < 2; i++) {
+                ck_assert(job.parts[rank][i].over);
+                ck_assert(!half || rank % 2 == 0 || job.parts[rank][i].status == HVI_ERR_RANK_LOST);
+            }
+        }
+        hvt_job_break(&job, 0, HVI_ERR_RANK_LOST, 3, "rank 3 is lost");
+        hvt_job_end(&job);
+    }
+    ck_assert(half);
+}
+END_TEST
+
 /* Until then some rank has not come to either of them. By which nodes the others are on, and which ranks join. */
 START_TEST(groups_that_differ_come_to_light_when_the_last_ranks_join)
 {
@@ -2540,6 +2577,7 @@ static void add_ops(TCase *tcase)
     tcase_add_loop_test(tcase, a_failure_crosses_with_reports, 0, LAYOUTS);
     tcase_add_loop_test(tcase, ranks_that_have_joined_are_not_waited_for, 0, LAYOUTS);
     tcase_add_loop_test(tcase, groups_start_together_or_fail_together, 0, LAYOUTS);
+    tcase_add_test(tcase, a_group_of_which_half_has_begun_ends_with_the_job);
     tcase_add_loop_test(tcase, groups_that_differ_come_to_light_when_the_last_ranks_join, 0, 3);
     tcase_add_test(tcase, a_group_whose_last_member_comes_after_the_jobs_end_ends_with_it);
     tcase_add_test(tcase, a_join_is_not_taken_back_where_other_nodes_count_on_it);
