@@ -2,6 +2,7 @@
  * hvd_open against daemons that are absent, refuse, lie or hang, and what is left behind afterwards: nothing. */
 #include "base/clock.h"
 #include "proto/wire.h"
+#include "shm/slots.h"
 #include "tests/unit/client/count.h"
 #include "tests/unit/client/fake.h"
 #include "tests/unit/hvt_main.h"
@@ -189,6 +190,24 @@ START_TEST(slots_that_are_none_are_refused)
     hvt_fake_stop(fake);
     close(script.slots_fd);
     ck_assert_int_eq(hvt_count_mappings(), 0);
+}
+END_TEST
+
+START_TEST(slots_in_which_the_rank_has_no_seat_are_refused)
+{
+    struct hvd_session *first, *second;
+    struct hvi_slots job;
+    ck_assert_int_eq(hvi_slots_create(1, &job), HVD_OK);
+    struct hvt_fake_script script = {.slots_fd = job.region.fd};
+    struct hvt_fake *fake = hvt_fake_start(&script);
+    first = hvt_fake_open(fake);
+    options.address = hvt_fake_dir(fake);
+    ck_assert_int_eq(hvd_open(&options, &second), HVD_ERR_PROTOCOL);
+    ck_assert_msg(strstr(hvd_last_error(), "gave this rank seat 1 of 1") != NULL, "'%s'",
+                  hvd_last_error());
+    hvd_close(first);
+    hvt_fake_stop(fake);
+    hvi_slots_fini(&job);
 }
 END_TEST
 
@@ -591,6 +610,7 @@ int main(void)
     tcase_add_loop_test(tcase, a_lying_engine_is_told_from_a_good_one, 0,
                         (int)(sizeof lies / sizeof lies[0]));
     tcase_add_test(tcase, slots_that_are_none_are_refused);
+    tcase_add_test(tcase, slots_in_which_the_rank_has_no_seat_are_refused);
     tcase_add_test(tcase, a_daemon_with_too_many_connections_waiting_costs_the_timeout_and_no_more);
     tcase_add_test(tcase, a_silent_daemon_costs_the_timeout_and_no_more);
     tcase_add_test(tcase, a_daemon_that_ends_is_looked_for_again_only_where_none_was_named);
