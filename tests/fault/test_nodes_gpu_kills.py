@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job on GPUs of two nodes loses a process of the second node, or the node, while the first one's GPU waits for the second's in NCCL: the
-rank of the first node is told why, its stream goes on, and the ranks that are left go on in the next generation."""
+"""A job on GPUs of two nodes loses a process of one node, or the node, while the other one's GPU waits for its GPU in NCCL: the rank
+that waits is told why, its stream goes on, and the ranks that are left go on in the next generation."""
 import os
 import signal
 import time
@@ -17,22 +17,21 @@ SILENT_NS = 3_500_000_000  # the same after a cable was cut
 
 
 class Case:
-    """A rank on each node. Rank 0 waits on the host and in its stream for rank 1, whose stream has not come."""
+    """A rank on each node. One waits on the host and in its stream for the other, whose stream has not come."""
 
-    def __init__(self, make_nodes):
+    def __init__(self, make_nodes, waits=0):
         def environment(node):
             return {"FAKEGPU": f"devices=1;free=keeps;meet={node.folder.parent / 'shared'}", "LD_LIBRARY_PATH": str(FAKE)}
         self.nodes = make_nodes(2, ssh=True, environment=environment)
         self.job = SpreadJob(self.nodes, (1, 1))
         self.warm()
         self.streams = [rank.ask("stream", gpu=0)["stream"] for rank in self.job.ranks]
-        self.job.ranks[1].ask("gate", stream=self.streams[1])
+        self.job.ranks[1 - waits].ask("gate", stream=self.streams[1 - waits])
         ops = [rank.submit("allreduce", "gated", dtype="int32", dims=[2], data=bytes(8), reduce_op="sum", memory="device", gpu=0,
                            stream=self.streams[number]) for number, rank in enumerate(self.job.ranks)]
-        self.first = self.job.ranks[0]
-        self.op = ops[0]
-        self.first.ask("stream_wait", op=self.op, stream=self.streams[0])
-        assert self.first.wait(self.op, 0.3).status == Status.ERR_TIMEOUT
+        self.rank, self.stream, self.op = self.job.ranks[waits], self.streams[waits], ops[waits]
+        self.rank.ask("stream_wait", op=self.op, stream=self.stream)
+        assert self.rank.wait(self.op, 0.3).status == Status.ERR_TIMEOUT
 
     def warm(self):
         """An op that works."""
@@ -41,11 +40,11 @@ class Case:
             assert outcome.ok and outcome.data == arith.allreduce(INT32, "sum", inputs), outcome
 
     def hear(self, at_ns, within_ns, *statuses):
-        """What rank 0 is told, in time; its stream goes on."""
-        outcome = self.first.wait(self.op, 20)
+        """What the rank that waits is told, in time; its stream goes on."""
+        outcome = self.rank.wait(self.op, 20)
         assert outcome.status in statuses, outcome
-        check_prompt("rank 0 was told", time.monotonic_ns() - at_ns, within_ns)
-        assert self.first.ask("drain", stream=self.streams[0], timeout_ms=int(scaled(5) * 1000))["ended"], "the stream waits for ever"
+        check_prompt("the rank was told", time.monotonic_ns() - at_ns, within_ns)
+        assert self.rank.ask("drain", stream=self.stream, timeout_ms=int(scaled(5) * 1000))["ended"], "the stream waits for ever"
         return outcome.text
 
     def end(self):
@@ -88,6 +87,16 @@ def test_an_engine_is_killed(case):
     at_ns = kill(case.job.process_of(case.nodes[1], "hvdd-engine"))
     assert "node 1" in case.hear(at_ns, TOLD_NS, Status.ERR_NODE_LOST)
     case.job.ranks[1].ask("gate", stream=case.streams[1], open=True)
+    case.job.reopen()
+    case.warm()
+    case.end()
+
+
+def test_the_engine_of_the_first_node_is_killed(make_nodes):
+    case = Case(make_nodes, waits=1)
+    at_ns = kill(case.job.process_of(case.nodes[0], "hvdd-engine"))
+    assert "node 0" in case.hear(at_ns, TOLD_NS, Status.ERR_NODE_LOST)
+    case.job.ranks[0].ask("gate", stream=case.streams[0], open=True)
     case.job.reopen()
     case.warm()
     case.end()
