@@ -457,6 +457,7 @@ static void answer_process_exited(struct node *node, const struct node_asker *as
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_ENGINE_FATE};
     struct node_job *job = find_job(node, asker, request);
     struct node_generation *generation;
+    bool is_missed = false;
 
     node_mesh_process_exited(node, request, asker->uid);
     if (job == NULL)
@@ -468,10 +469,12 @@ static void answer_process_exited(struct node *node, const struct node_asker *as
     DL_FOREACH(job->generations, generation)
     {
         const struct node_slot *slot = node_generation_slot(generation, request->rank);
-        if (slot == NULL || slot->state == NODE_SLOT_ABSENT || slot->pid == (pid_t)request->pid)
+        const bool is_absent = slot == NULL || slot->state == NODE_SLOT_ABSENT;
+        if (is_absent || slot->pid == (pid_t)request->pid)
             node_link_send(generation->engine, &msg, NULL, 0);
+        is_missed = is_missed || is_absent;
     }
-    node_answer_text(node, asker, HVI_OK, "");
+    node_answer_text(node, asker, is_missed ? HVI_ERR_RANK_LOST : HVI_OK, "");
 }
 
 void node_answer_request(struct node *node, const struct node_asker *asker,

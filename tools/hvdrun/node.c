@@ -155,14 +155,14 @@ static void tell_daemon(struct run_node *node, int index)
     const int status = hvd_admin_ask(node->admin, &request, (int64_t)ADMIN_NS, &reply);
     if (status == HVI_OK)
         hvd_admin_answer_free(reply);
-    rank->untold = status == HVI_ERR_NOT_FOUND;
+    rank->untold = status == HVI_ERR_NOT_FOUND || status == HVI_ERR_RANK_LOST;
     if (rank->untold)
         node->retell_ns = hvi_deadline_after((int64_t)RETELL_NS);
     else if (status == HVI_ERR_TIMEOUT || status == HVI_ERR_NO_DAEMON)
         node->daemon_silent = true; /* once is enough: the next rank must not wait too */
 }
 
-/* No rank had come when these ended. One that has come since waits for them. */
+/* No rank had come when these ended, or some wait for them, and may do so again in another generation. */
 static void tell_again(struct run_node *node)
 {
     node->retell_ns = 0;

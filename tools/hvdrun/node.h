@@ -63,7 +63,7 @@ struct run_node_rank {
     struct run_proc proc;
     bool signalled; /* its pidfd was ready */
     bool ended;
-    bool untold; /* hvdd did not know the job yet when it was told of the end */
+    bool untold; /* hvdd is to be told of its end again: see tell_again */
     bool group_gone;
 };
 

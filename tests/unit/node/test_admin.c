@@ -229,7 +229,7 @@ START_TEST(how_a_process_ended_reaches_the_engine_that_had_it_or_waits_for_it)
     request->rank = 1;
     request->pid = 4711;
     rig_ask(&rig, request, &reply);
-    ck_assert_int_eq(reply.status, HVI_OK);
+    ck_assert_int_eq(reply.status, HVI_ERR_RANK_LOST);
     ask(HVI_ADMIN_RANKS, "a", HVI_OK);
     ck_assert_str_eq(reply.ranks[1].text, "fate 0 0");
     hvi_admin_reply_free(&reply);
