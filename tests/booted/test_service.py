@@ -15,7 +15,8 @@ from hvt.wait import wait_until
 
 EXPOSURE_MAX = {"hvdd.service": 10, "hvdd-engine@*": 16, "hvdd-gate@*": 15}
 SOCKETS = {"attach": 0o666, "admin": 0o666, "engine": 0o600, "gate": 0o600, "gpu": 0o600}
-STEADY = ["-c", "-b", "4", "-e", "64", "--seconds", "2"]  # three sizes: six seconds
+pytestmark = pytest.mark.limit(180)
+STEADY = ["-c", "-b", "4", "-e", "64", "--seconds", "2"]  # three sizes: six seconds, and more on a busy machine
 
 
 @pytest.fixture(scope="module", name="lower")
@@ -45,7 +46,7 @@ def _machine(shared) -> Iterator[Machine]:
     """With a hvdd that runs and has no jobs, before and after."""
     shared.run(["systemctl", "start", "hvdd"])
     yield shared
-    wait_until(lambda: not jobs(shared), "the jobs to end", 10)
+    wait_until(lambda: not jobs(shared), "the jobs to end", 30)
     wait_until(lambda: not shared.units("hvdd-engine@*"), "the units of engines to end", 10)
     assert shared.run(["systemctl", "list-units", "--failed", "--no-legend", "--plain", "hvdd*"]).stdout == ""
 
@@ -96,13 +97,13 @@ def start_job(machines: list[Machine], name: str, options: list[str], user: User
     return ranks
 
 
-def ends(ranks: Running, seconds: float = 30) -> list[tuple[int, str]]:
+def ends(ranks: Running, seconds: float = 90) -> list[tuple[int, str]]:
     """Exit status and standard error of each."""
     done = [(rank.communicate(timeout=scaled(seconds)), rank.returncode) for rank in ranks]
     return [(code, err) for (_out, err), code in done]
 
 
-def check_ended_well(ranks: Running, seconds: float = 30) -> None:
+def check_ended_well(ranks: Running, seconds: float = 90) -> None:
     assert ends(ranks, seconds) == [(0, "")] * len(ranks)
 
 
@@ -172,6 +173,29 @@ def test_hvdd_a_gate_and_an_engine_for_each_job_have_units_users_and_cgroups_of_
     networks = [machine.output("readlink", f"/proc/{pid}/ns/net") for pid in (1, *processes)]
     assert networks[0] != networks[1] and networks[2:] == [networks[0]] * 3
     check_ended_well(first + second)
+
+
+def test_no_process_of_the_service_can_write_to_the_system_or_see_homes(machine):
+    assert ALICE.name in machine.output("ls", "/home")
+    ranks = start_job([machine] * 2, "boxed", STEADY)
+    for pid in (row_of(machine, "boxed")["engine_pid"], gate_pid(machine), main_pid(machine)):
+        enter = ["nsenter", f"--target={pid}", "--mount"]
+        assert "Read-only" in machine.run([*enter, "touch", "/usr/new", "/etc/new", "/var/new"], check=False).stderr
+        assert machine.output(*enter, "ls", "-A", "/home", "/tmp").split() == ["/home:", "/tmp:"]
+    check_ended_well(ranks)
+
+
+def test_the_unit_of_a_gpus_worker_starts_it_without_a_gpu(machine):
+    """hvdd itself asks for one only where a rank has a GPU; here its user does."""
+    asks = machine.popen(["setpriv", "--reuid=hvdd", "--regid=hvdd", "--clear-groups", "perl", "-e", f"{CONNECT}; sleep 60", "/run/hvdd/gpu.sock"])
+    unit = wait_until(lambda: machine.units("hvdd-gpu@*"), "a worker", 5)[0]
+    pid = int(machine.show(unit, "MainPID")["MainPID"])
+    wait_until(lambda: machine.output("readlink", f"/proc/{pid}/exe").endswith("libexec/hvdd/hvdd-gpu"), "its program", 5)
+    status = status_of(machine, pid)
+    assert (status["Uid"].split()[0], int(status["CapBnd"], 16), status["Seccomp"]) == (machine.output("id", "-u", "hvdd"), 0, "2")
+    machine.run(["systemd-analyze", "security", "--no-pager", "--threshold=19", unit])
+    asks.kill()
+    wait_until(lambda: not machine.units("hvdd-gpu@*"), "the worker to end with its connection", 5)
 
 
 def test_hvdrun_uses_the_service(machine):
@@ -248,7 +272,7 @@ def test_a_killed_engine_is_the_end_of_its_job_alone(machine):
     engine = row_of(machine, "victim")["engine_pid"]
     row_of(machine, "other")
     machine.run(["kill", "-KILL", str(engine)])
-    for code, err in ends(victims, 5):
+    for code, err in ends(victims, 20):
         assert code == 1 and "ENGINE_LOST" in err and str(engine) in err, err
     check_ended_well(others)
 
@@ -258,8 +282,8 @@ def test_the_stop_of_an_engines_unit_ends_its_job_alone(machine):
     engine = row_of(machine, "victim")["engine_pid"]
     row_of(machine, "other")
     unit = cgroup_of(machine, engine).rsplit("/", 1)[1]
-    machine.run(["systemctl", "stop", unit], seconds=9)
-    for code, err in ends(victims, 5):
+    machine.run(["systemctl", "stop", unit])
+    for code, err in ends(victims, 20):
         assert code == 1 and "JOB_STOPPED" in err, err
     check_ended_well(others)
 
@@ -308,7 +332,7 @@ def test_a_restart_lets_jobs_end(machine):
     first = main_pid(machine)
     machine.run(["systemctl", "restart", "hvdd"], seconds=40)
     assert main_pid(machine) not in (0, first)
-    check_ended_well(ranks, 1)
+    check_ended_well(ranks, 5)
 
 
 def test_a_stop_may_take_as_long_as_the_drain(machine):
@@ -317,7 +341,7 @@ def test_a_stop_may_take_as_long_as_the_drain(machine):
     ranks = start_job([machine] * 2, "slow", STEADY)
     row_of(machine, "slow")
     machine.run(["systemctl", "stop", "hvdd"], seconds=40)
-    check_ended_well(ranks, 1)
+    check_ended_well(ranks, 5)
     assert machine.show("hvdd.service", "Result", "ActiveState") == {"Result": "success", "ActiveState": "inactive"}
     drop_in(machine, "stop", "")
 
@@ -329,7 +353,7 @@ def test_after_a_reload_a_stop_waits_less_and_the_next_trainer_starts_the_servic
     ranks = start_job([machine] * 2, "stopped", ["-o", "barrier", "--seconds", "60"])
     row_of(machine, "stopped")
     machine.run(["systemctl", "stop", "hvdd"], seconds=15)
-    for code, err in ends(ranks, 5):
+    for code, err in ends(ranks, 20):
         assert code == 1 and "JOB_STOPPED" in err and "shuts down" in err, err
     assert machine.units("hvdd-engine@*") == machine.units("hvdd-gate@*") == []
     assert machine.show("hvdd.service", "ActiveState")["ActiveState"] == "inactive"
@@ -353,7 +377,6 @@ def join(first: Machine, second: Machine) -> None:
         each.run(["systemctl", "restart", "hvdd"])
 
 
-@pytest.mark.limit(150)
 def test_a_job_over_two_machines_outlives_hvdd_and_may_end_before_a_machine_does(lower):
     with Machine("m1", lower, 1) as first, Machine("m2", lower, 2) as second:
         for each in (first, second):

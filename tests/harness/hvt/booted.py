@@ -25,7 +25,7 @@ from hvt.install import run
 from hvt.wait import wait_until
 
 ROOT = pathlib.Path(os.environ.get("HVT_BOOTED_ROOT") or SOURCE / "build-booted/root")
-LIFE_S = 600
+LIFE_S = 1200
 MEMORY_BYTES = 3 << 30
 SYSTEMD = "/lib/systemd/systemd"
 # What reaches the one kernel that all machines have: modules, the clock, devices, its messages, audit.
