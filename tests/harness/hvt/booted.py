@@ -31,6 +31,7 @@ SYSTEMD = "/lib/systemd/systemd"
 # What reaches the one kernel that all machines have: modules, the clock, devices, its messages, audit.
 BOUNDS = ",".join(f"-{name}" for name in ("sys_module", "sys_time", "sys_rawio", "mknod", "syslog", "audit_control", "audit_read", "audit_write",
                                           "mac_admin", "mac_override", "wake_alarm", "block_suspend"))
+_PREFIX = "hvt-booted-"  # then the pid of the test
 _ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin", "LC_ALL": "C.UTF-8", "HVD_ADDRESS": "/run/hvdd"}
 
 
@@ -85,6 +86,7 @@ def _make_cgroups(name: str) -> list[Cgroup]:
         _number, hierarchy, path = line.split(":", 2)
         assert hierarchy in mounts, f"the cgroup hierarchy {hierarchy!r} is mounted nowhere"
         above = mounts[hierarchy].path / path.strip("/")
+        _remove_left(above)
         cgroup = mounts[hierarchy]._replace(path=above / name)
         cgroup.path.mkdir()
         for setting in ("cpuset.cpus", "cpuset.mems"):  # without which a cgroup of version 1 takes no process
@@ -97,12 +99,19 @@ def _make_cgroups(name: str) -> list[Cgroup]:
     return made
 
 
-def _remove(cgroup: pathlib.Path) -> bool:
-    """Whether it is gone; it is not while processes in it end."""
-    for folder, _names, _files in os.walk(cgroup, topdown=False):
+def _remove(tree: pathlib.Path) -> bool:
+    """Whether a cgroup, or a directory of directories, is gone; it is not while processes in it end."""
+    for folder, _names, _files in os.walk(tree, topdown=False):
         with contextlib.suppress(OSError):
             os.rmdir(folder)
-    return not cgroup.exists()
+    return not tree.exists()
+
+
+def _remove_left(folder: pathlib.Path) -> None:
+    """What a test that was killed has left: cgroups, or an empty directory and a canary."""
+    for path in folder.glob(f"{_PREFIX}*"):
+        if procs.state(int(path.name.removeprefix(_PREFIX).split("-")[0])) == "X":
+            path.unlink() if path.is_file() else _remove(path)
 
 
 class Machine:
@@ -113,7 +122,8 @@ class Machine:
         self.address = f"10.78.1.{number}"
         self.pid = 0  # of its process 1
         self._lower = lower
-        self._work = pathlib.Path(tempfile.mkdtemp(prefix="hvt-booted-"))
+        _remove_left(pathlib.Path(tempfile.gettempdir()))
+        self._work = pathlib.Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
         self.canary = self._work.with_name(f"{self._work.name}.canary")
         self._cgroups: list[Cgroup] = []
         self._outer: subprocess.Popen[bytes] | None = None
@@ -130,7 +140,7 @@ class Machine:
     def start(self, command: Sequence[str]) -> None:
         """`command` becomes process 1."""
         self.canary.write_text("of this machine\n", encoding="ascii")
-        self._cgroups = _make_cgroups(f"hvt-booted-{secrets.token_hex(4)}")
+        self._cgroups = _make_cgroups(f"{_PREFIX}{os.getpid()}-{secrets.token_hex(4)}")
         dies = ["setpriv", "--pdeathsig", "KILL"]
         script = [str(pathlib.Path(__file__).with_name("boot.sh")), self._work, self._lower, self.name, self.canary, BOUNDS]
         cgroups = [f"{each.path}={each.kind}={each.options}" for each in self._cgroups]
