@@ -153,7 +153,7 @@ struct hvi_mesh_gpu {
 };
 struct hvi_mesh_packet {
     uint32_t from, to;
-    bool all; /* a verdict for every node: .to and its number are 0 */
+    bool all; /* a verdict for every node: .to is 0, its number counts such ones */
     bool has_report, has_verdict, has_broken, has_ask, has_answer, has_gpu;
     struct hvi_mesh_report report;
     struct hvi_mesh_verdict verdict;

@@ -76,7 +76,7 @@ bool gpu_joins_id(struct gpu_engine *engine, struct hvi_gpu_comm_id *said)
 
     while (rank < said->instance_count && said->instances[rank] != engine->worker->start.instance)
         rank++;
-    if (rank == said->instance_count)
+    if (rank == said->instance_count && rank > 0) /* an older engine does not name them */
         return false;
     ask = make_ask(engine, GPU_ORDER_ID, 0, said->request);
     if (ask == NULL)

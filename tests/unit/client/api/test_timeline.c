@@ -102,8 +102,8 @@ START_TEST(a_file_that_cannot_be_opened_is_refused_with_its_name)
     open_session();
     expect(hvd_timeline_start(session, NULL, 0), HVD_ERR_INVALID, "path is NULL");
     expect(hvd_timeline_start(session, "", 0), HVD_ERR_INVALID, "path is empty");
-    expect(hvd_timeline_start(session, "/missing/at/all", 0), HVD_ERR_INVALID,
-           "cannot open '/missing/at/all': No such file or directory");
+    expect(hvd_timeline_start(session, "/tmp/hvt-there-is-nothing/x", 0), HVD_ERR_INVALID,
+           "cannot open '/tmp/hvt-there-is-nothing/x': No such file or directory");
     ck_assert_int_eq(mkfifo(path, 0600), 0); /* that nobody reads: it would block */
     snprintf(words, sizeof words, "cannot open '%s'", path);
     expect(hvd_timeline_start(session, path, 0), HVD_ERR_INVALID, words);
@@ -152,9 +152,12 @@ static const struct {
     const char *own, *horovods, *mark;
     bool starts, marks;
 } environments[] = {
-    {0, path, NULL, NULL, true, false},       {0, NULL, path, "1", true, true},
-    {0, path, "/nowhere", "0", true, false},  {1, path, NULL, NULL, false, false},
-    {0, "DYNAMIC", NULL, NULL, false, false}, {0, "", path, NULL, false, false},
+    {0, path, NULL, NULL, true, false},
+    {0, NULL, path, "1", true, true},
+    {0, path, "/tmp/hvt-there-is-nothing", "0", true, false},
+    {1, path, NULL, NULL, false, false},
+    {0, "DYNAMIC", NULL, NULL, false, false},
+    {0, "", path, NULL, false, false},
     {0, NULL, NULL, "1", false, false},
 };
 
@@ -178,10 +181,10 @@ END_TEST
 START_TEST(a_session_opens_without_the_timeline_that_cannot_be_and_says_so)
 {
     char warning[512];
-    setenv("HVD_TIMELINE", "/missing/at/all", 1);
+    setenv("HVD_TIMELINE", "/tmp/hvt-there-is-nothing/x", 1);
     open_as(0, warning);
     ck_assert_ptr_nonnull(strstr(warning, "no timeline will be written: "));
-    ck_assert_ptr_nonnull(strstr(warning, "cannot open '/missing/at/all'"));
+    ck_assert_ptr_nonnull(strstr(warning, "cannot open '/tmp/hvt-there-is-nothing/x'"));
     ck_assert_int_eq(hvd_session_status(session), HVD_OK);
     ck_assert_uint_eq(asked().starts, 0);
 }

@@ -219,7 +219,7 @@ END_TEST
 START_TEST(a_node_that_says_nothing_of_a_communicator_is_named)
 {
     tear_down();
-    open_nodes((const uint64_t[]){100 * HVI_NS_MS, 60 * HVI_NS_SEC});
+    open_nodes((const uint64_t[]){500 * HVI_NS_MS, 60 * HVI_NS_SEC});
     bring(1);
     say_id(0, NULL);
     expect_both(HVI_ERR_TIMEOUT, "node 1 (h1) has not answered in time: a communicator of 2 GPUs");

@@ -168,6 +168,14 @@ static void hear_of(uint32_t node, uint64_t sequence, int status, const char *te
     engine_gpu_backend_heard(rig.row, rig.instances, rig.comm.ranks, node, &news);
 }
 
+static void hear_begun(uint32_t node)
+{
+    const struct engine_gpu_news news = {.sequence = 9, .text = ""};
+
+    engine_gpu_backend_heard(rig.row, rig.instances, rig.comm.ranks, node, &news);
+    engine_backend_gpu.watch(rig.row);
+}
+
 static void hear(uint64_t sequence, int status, const char *text)
 {
     hear_of(7, sequence, status, text);
@@ -342,6 +350,32 @@ START_TEST(another_node_than_the_first_speaks_with_that_one_alone)
 }
 END_TEST
 
+/* A second after it has begun here; also where it is over here. */
+START_TEST(nodes_tell_each_other_in_the_same_way_that_a_work_has_begun)
+{
+    engine_gpu_backend_set_timeout(rig.row, 1);
+    be_one_of_three(true);
+    start_joined();
+    if (_i == 1)
+        answer(HVI_OK);
+    engine_backend_gpu.watch(rig.row);
+    usleep(1050000);
+    engine_backend_gpu.watch(rig.row);
+    ck_assert_uint_eq(rig.told, 0);
+    hear_begun(8);
+    ck_assert_uint_eq(rig.told, 1);
+    ck_assert(rig.told_node == 7 && !rig.news.over && rig.news.sequence == 9);
+    ck_assert_uint_eq(rig.stuck, 0);
+    hear_begun(7);
+    ck_assert_uint_eq(rig.told, 2);
+    ck_assert(rig.told_node == 8 && !rig.news.over);
+    usleep(1000);
+    engine_backend_gpu.watch(rig.row);
+    ck_assert_uint_eq(rig.stuck, _i == 0); /* its worker is late, if it has not answered */
+    ck_assert_uint_eq(rig.told, 2);
+}
+END_TEST
+
 START_TEST(the_first_node_passes_a_failure_on_at_once_and_once)
 {
     be_one_of_three(true);
@@ -464,6 +498,7 @@ int main(void)
                    a_worker_is_late_also_if_the_other_node_has_said_nothing_but_that_it_is_over);
     tcase_add_test(tcase, the_first_node_tells_each_when_a_work_is_over_on_all_but_that_one);
     tcase_add_test(tcase, another_node_than_the_first_speaks_with_that_one_alone);
+    tcase_add_loop_test(tcase, nodes_tell_each_other_in_the_same_way_that_a_work_has_begun, 0, 2);
     tcase_add_test(tcase, the_first_node_passes_a_failure_on_at_once_and_once);
     tcase_add_test(tcase, a_failure_here_is_told_to_all_nodes);
     tcase_add_test(tcase, a_later_work_that_has_failed_says_nothing_of_this_one);
