@@ -76,17 +76,13 @@ def subscribe(daemon, uid):
         peer = Zmtp(daemon.address / "admin.sock")
     finally:
         os.seteuid(0)
-    peer.handshake()
-    peer.message(wire.message((1, 1), (2, 7), (12, b"")))
-    reply = wire.decode(peer.frame())
-    assert (reply[2], reply[3]) == ([7], [0]), reply
+    peer.subscribe()
     return peer
 
 
 def next_job(peer):
     """Whose job the next event is about."""
-    event, = wire.decode(peer.frame())[33]
-    return wire.decode(event)[3][0].decode()
+    return peer.event()[3][0].decode()
 
 
 def test_what_becomes_of_my_job_is_no_event_for_another_user(nobody):

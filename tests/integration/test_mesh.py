@@ -16,6 +16,7 @@ import pytest
 
 from hvt import Daemon, Status, check_prompt, procs, scaled, wait_until, wire
 from hvt.build import BUILD, program
+from hvt.zmtp import Zmtp
 
 ENGINE = BUILD / "tests" / "hvt_fake_engine"
 
@@ -108,6 +109,17 @@ def test_the_nodes_of_a_job_get_one_roster_by_their_lowest_rank(keys):
             assert nodes[0]["port"] == port_of(first) and nodes[1]["address"] == "127.0.0.1"
             assert [row["state"] for row in second.ctl.json("nodes")["nodes"]] == ["joins", "listens"]
         wait_until(lambda: first.ctl.json("nodes")["nodes"][1]["jobs"] == "", "the job to be forgotten")
+
+
+def test_nodes_that_come_and_go_are_events_where_the_mesh_listens(keys):
+    with listener(keys) as first, Zmtp(first.address / "admin.sock") as subscriber:
+        subscriber.subscribe()
+        with joiner(keys, port_of(first)):
+            joined = subscriber.event()
+        lost = subscriber.event()
+        assert (joined[1], lost[1]) == ([6], [7]), (joined, lost)
+        assert joined[8] == lost[8] == [socket.gethostname().encode()]
+        assert 3 not in joined and b"its connection has ended" in lost[9]
 
 
 def test_jobs_side_by_side_and_the_next_generation_meet_in_epochs_of_their_own(keys):

@@ -3,6 +3,7 @@
 import pathlib
 import socket
 
+from hvt import wire
 from hvt.build import scaled
 
 _GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
@@ -61,3 +62,16 @@ class Zmtp:
         flags = self._exactly(1)[0]
         size = int.from_bytes(self._exactly(8 if flags & 2 else 1), "big")
         return self._exactly(size)
+
+    def subscribe(self) -> None:
+        """Shakes hands and asks for events."""
+        self.handshake()
+        self.message(wire.message((1, 1), (2, 7), (12, b"")))
+        reply = wire.decode(self.frame())
+        assert (reply[2], reply[3]) == ([7], [0]), reply
+
+    def event(self) -> dict[int, list[int | bytes]]:
+        """The fields of the next event (EventRow)."""
+        row, = wire.decode(self.frame())[33]
+        assert isinstance(row, bytes)
+        return wire.decode(row)
