@@ -12,7 +12,10 @@
  * any more.
  *
  * A gate of a unit has no process before its first message (unit.c); until then the end of its link is
- * its end. */
+ * its end.
+ *
+ * A stranger may have taken over a gate. So hvdd receives no descriptor from it: the last holder of one
+ * that does not close has to wait. hvdd looks at a message before it takes it (discard.h). */
 #include "daemon/node/node.h"
 #include "daemon/node/unit.h"
 
@@ -245,8 +248,10 @@ static bool handle(struct node *node, const struct hvi_gate_msg *msg)
 static bool meet(struct node *node, const struct hvi_packet *packet)
 {
     struct node_gate *gate = &node->gate;
+    const int off = 0;
     char text[160];
 
+    setsockopt(gate->link_fd, SOL_SOCKET, SO_PASSCRED, &off, sizeof(off)); /* see receive() */
     gate->pidfd = node_unit_meet(packet, gate->link_fd, "hvdd-gate", text, sizeof(text));
     gate->pid = gate->pidfd < 0 ? 0 : packet->sender_pid;
     if (gate->pidfd >= 0 && sd_event_add_io(node->event, &gate->exit, gate->pidfd, EPOLLIN,
@@ -273,8 +278,7 @@ static void read_message(struct node *node)
 
     if (node->gate.pidfd < 0) {
         good = meet(node, packet);
-    } else if (packet->fd_count == 0 &&
-               hvi_gate_msg_decode(packet->bytes, packet->length, &msg, NULL, 0) == HVI_OK) {
+    } else if (hvi_gate_msg_decode(packet->bytes, packet->length, &msg, NULL, 0) == HVI_OK) {
         good = handle(node, &msg);
         hvi_gate_msg_free(&msg);
     }
@@ -283,18 +287,37 @@ static void read_message(struct node *node)
         kill_gate(node, "the gate broke the protocol");
 }
 
-/* What the gate has said by now. False: its link is broken. */
+/* The next message into node->packet; one with a descriptor stays in the socket and is HVI_ERR_PROTOCOL. The first
+ * message of a unit's gate says whose it is, by what the kernel adds to it: no stranger has reached that gate yet. */
+static int receive(struct node *node)
+{
+    int fd = node->gate.link_fd, status;
+    bool has_fds;
+
+    if (node->gate.pidfd < 0)
+        return hvi_packet_receive(fd, &node->packet, 0);
+    status = hvi_packet_peek(fd, &node->packet, &has_fds);
+    if (has_fds)
+        return HVI_ERR_PROTOCOL;
+    if (status == HVI_OK)
+        hvi_packet_drop(fd);
+    return status;
+}
+
+/* What the gate has said by now. False: its link is broken, or it has been killed. */
 static bool read_link(struct node *node)
 {
-    for (int i = 0; i < MESSAGES_AT_ONCE; i++) {
-        int status = hvi_packet_receive(node->gate.link_fd, &node->packet, 0);
+    for (int i = 0; i < MESSAGES_AT_ONCE && !node->gate.killed; i++) {
+        int status = receive(node);
         if (status == HVI_ERR_TIMEOUT)
             return true;
+        if (status == HVI_ERR_PROTOCOL)
+            kill_gate(node, "the gate sent a descriptor, or a message that is too long");
         if (status != HVI_OK)
             return false;
         read_message(node);
     }
-    return true;
+    return !node->gate.killed;
 }
 
 static int on_link(sd_event_source *source, int fd, uint32_t events, void *user)
@@ -348,15 +371,17 @@ static int on_beat(sd_event_source *source, uint64_t usec, void *user)
 
 /* ---- its process ---- */
 
-static void forget(struct node_gate *gate)
+static void forget(struct node *node)
 {
+    struct node_gate *gate = &node->gate;
+
     gate->io = sd_event_source_disable_unref(gate->io);
     gate->exit = sd_event_source_disable_unref(gate->exit);
     gate->beat = sd_event_source_disable_unref(gate->beat);
     while (gate->outbox != NULL)
         drop_first(gate);
     if (gate->link_fd >= 0)
-        close(gate->link_fd);
+        node_discard(&node->discard, gate->link_fd, false);
     if (gate->pidfd >= 0)
         close(gate->pidfd);
     gate->link_fd = gate->pidfd = -1;
@@ -398,7 +423,7 @@ static void replace(struct node *node, const char *fate)
 
     snprintf(sentence, sizeof(sentence), "the gate %s and is started again", fate);
     HVI_LOG(HVI_LOG_WARN, "gate", "gate-ended", sentence, "pid=%d", (int)node->gate.pid);
-    forget(&node->gate);
+    forget(node);
     start_later(node);
 }
 
@@ -512,7 +537,7 @@ static void start_gate(struct node *node)
     }
     HVI_LOG(HVI_LOG_ERROR, "gate", "no-gate", "cannot start hvdd-gate", "path=%s error=\"%s\"",
             by_unit ? node->config.gate_socket : gate->path, strerror(-error));
-    forget(gate);
+    forget(node);
     start_later(node);
 }
 
@@ -543,15 +568,16 @@ int node_gate_open(struct node *node)
 }
 
 /* The end of its link ends it; it sends first what it has been told. */
-static void end_gate(struct node_gate *gate)
+static void end_gate(struct node *node)
 {
+    struct node_gate *gate = &node->gate;
     struct pollfd ended = {.fd = gate->pidfd, .events = POLLIN};
 
     if (gate->pid == 0)
         return;
     gate->exit = sd_event_source_disable_unref(gate->exit);
     gate->io = sd_event_source_disable_unref(gate->io);
-    close(gate->link_fd);
+    node_discard(&node->discard, gate->link_fd, false);
     gate->link_fd = -1;
     if (poll(&ended, 1, END_MS) != 1)
         pidfd_send_signal(gate->pidfd, SIGKILL, NULL, 0);
@@ -564,9 +590,9 @@ void node_gate_close(struct node *node)
     node_answer_close(node);
     node_mesh_close(node);
     node->gate.again = sd_event_source_disable_unref(node->gate.again);
-    end_gate(&node->gate);
+    end_gate(node);
     if (node->gate.started_ns != 0)
-        forget(&node->gate);
+        forget(node);
     if (node->admin_fd < 0)
         return;
     close(node->admin_fd);

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Descriptors that do not close: sockets with SO_LINGER whose peer takes nothing. The last process that has one waits, in close()
-or where the message that holds it is thrown away. That process must not be hvdd."""
+or where the message that holds it is thrown away. That process must not be hvdd, whoever has sent it: a stranger, or a gate that
+a stranger has taken over."""
 import contextlib
 import os
+import pathlib
+import signal
 import subprocess
 import sys
 import time
@@ -10,15 +13,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from hvt import Daemon, as_service, check_prompt, procs, wait_until, wire
+from hvt import Daemon, as_service, check_prompt, procs, program, wait_until, wire
 from hvt.job import Job
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
 
 NOBODY = 65534
 # Sends each message of argv with such a socket, keeps nothing of it, and hangs up, as often as it is told to.
-LINGER = """
-import array, socket, struct, sys, threading
+LINGERING = """
+import array, os, socket, struct, sys, threading
 server = socket.create_server(("127.0.0.1", 0))
 keep = []
 def lingering():
@@ -31,6 +34,8 @@ def lingering():
             one.send(bytes(1 << 16))
     except BlockingIOError:
         return one
+"""
+LINGER = LINGERING + """
 path, plain, hostile, count = sys.argv[1], bytes.fromhex(sys.argv[2]), bytes.fromhex(sys.argv[3]), int(sys.argv[4])
 for _ in range(count):
     one = lingering()
@@ -45,6 +50,24 @@ for _ in range(count):
         threading.Thread(target=one.close, daemon=True).start()  # which waits itself where it comes last
 print("sent", flush=True)
 sys.stdin.read()
+"""
+
+# A gate that serves honestly, unless the file that argv[1] names is there: then it sends such sockets instead.
+GATE = """
+real, mark = sys.argv[1:]
+if not os.path.exists(mark):
+    os.execv(real, [real])
+os.unlink(mark)
+link = socket.socket(fileno=3)
+link.recv(1 << 17)
+for hostile in (b"", bytes.fromhex("2202080b"), b"\\xff" * 20) * 2:
+    one = lingering()
+    try:
+        link.sendmsg([hostile], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [one.fileno()]))])
+    except OSError:  # hvdd has seen enough
+        pass
+    threading.Thread(target=one.close, daemon=True).start()
+threading.Event().wait(60)
 """
 
 ATTACH = wire.attach_request("theirs")
@@ -82,4 +105,31 @@ def test_a_descriptor_that_does_not_close_holds_up_no_other_user():
                 rank.close()
                 wait_until(lambda: len(procs.fds(daemon.pid)) <= before, f"hvdd to keep nothing of a descriptor {kind}")
         assert daemon.ctl.json("status")["daemon"]["pid"] == daemon.pid
+        job.check_usable()
+
+
+def taken_over(folder: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
+    """The program of a gate, and the file that makes the next one hostile."""
+    path, mark, code = folder / "hvdd-gate", folder / "mark", folder / "code.py"
+    code.write_text(LINGERING + GATE, encoding="utf-8")
+    path.write_text(f"#!/bin/sh\nexec {sys.executable} {code} {program('hvdd-gate')} {mark}\n", encoding="utf-8")
+    path.chmod(0o755)
+    return path, mark
+
+
+def test_a_gate_that_was_taken_over_holds_up_nobody(tmp_path):
+    gate, mark = taken_over(tmp_path)
+    with Daemon(options={"gate": gate}) as daemon:
+        daemon.allow("gate-ended")
+        job, rank = Job(daemon, 2), daemon.rank()
+        before = len(procs.fds(daemon.pid))
+        mark.touch()
+        os.kill(daemon.gate(), signal.SIGKILL)
+        daemon.expect_line("gate-killed", "a descriptor")
+        began_ns = time.monotonic_ns()
+        assert rank.try_open("meanwhile", 0, 1, timeout_ms=5000).ok
+        check_prompt("a rank attached", time.monotonic_ns() - began_ns, 100_000_000)
+        rank.close()
+        assert daemon.ctl.json("status")["daemon"]["pid"] == daemon.pid
+        wait_until(lambda: len(procs.fds(daemon.pid)) <= before, "hvdd to keep nothing of it")
         job.check_usable()
