@@ -15,8 +15,11 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
+
+#define FULL_S 1 /* how long a queue of connections may be full */
 
 int address_probe(const char *dir)
 {
@@ -24,15 +27,18 @@ int address_probe(const char *dir)
     const int length = snprintf(name.sun_path, sizeof name.sun_path, "%s/admin.sock", dir);
     if (length < 0 || (size_t)length >= sizeof name.sun_path)
         return ENAMETOOLONG;
-    const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd < 0)
         return errno;
+    /* A queue that is full has a place soon, unless what listens has stopped. Who listens is known only then. */
+    const struct timeval turn = {.tv_sec = FULL_S};
+    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &turn, sizeof turn);
     int error = connect(fd, (const struct sockaddr *)&name, sizeof name) == 0 ? 0 : errno;
     uid_t uid;
     if (error == 0 && !hvi_listener_may_serve(fd, dir, &uid))
         error = EPERM;
     close(fd);
-    return error == EAGAIN ? 0 : error; /* a full backlog is somebody alive */
+    return error;
 }
 
 static bool is_private(const char *dir, int *error_p)

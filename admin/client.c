@@ -36,9 +36,10 @@ struct admin_client {
 
 static int set_options(void *socket)
 {
-    const int linger_ms = 0;
+    const int linger_ms = 0, again_ms = 1; /* the gate's queue is full while somebody floods it */
     const int64_t bytes_max = REPLY_BYTES_MAX;
     if (zmq_setsockopt(socket, ZMQ_LINGER, &linger_ms, sizeof linger_ms) != 0 ||
+        zmq_setsockopt(socket, ZMQ_RECONNECT_IVL, &again_ms, sizeof again_ms) != 0 ||
         zmq_setsockopt(socket, ZMQ_MAXMSGSIZE, &bytes_max, sizeof bytes_max) != 0)
         return -1;
     return 0;

@@ -11,6 +11,8 @@
  * A connection that has asked for events gets one reply more for each, while no other is under way
  * (events.c). It may read them as late as it likes: those that do not fit are lost, and it is told so.
  *
+ * Connections are accepted at a pace (base/pace.h), where they may be a stranger's.
+ *
  * A connection has one request under way. What the peer sends meanwhile stays in the kernel, so a
  * peer that does not read its replies makes only itself wait. Each turn of the loop takes up one
  * request per connection, from a deferred source. Where a connection ends below a function that
@@ -18,6 +20,7 @@
  * number is the ticket of its request, and differs from those of an earlier gate. */
 #include "daemon/gate/gate.h"
 
+#include "base/pace.h"
 #include "base/status.h"
 #include "daemon/gate/events.h"
 #include "daemon/gate/zmtp.h"
@@ -42,6 +45,7 @@
 #define HANDSHAKE_US 2000000u
 #define SENDING_US   10000000u
 #define PAUSE_US     100000u /* without descriptors */
+#define SLACK_US     1000u   /* 0 would mean 250 ms to sd-event */
 
 #define ACCEPTS_PER_WAKE 32
 #define REPLY_BYTES_MAX  (32u * 1024u * 1024u)
@@ -69,6 +73,7 @@ struct gate_admin {
     int fd; /* listening */
     sd_event_source *accept, *resume;
     uint64_t pause_logged_ns;
+    struct hvi_pace pace;
     sd_event_source *again;
     struct connection *connections;
     uint32_t count;
@@ -472,8 +477,8 @@ static bool start(struct connection *connection)
 
     return sd_event_add_io(event, &connection->io, connection->fd, EPOLLIN, on_io, connection) >=
                0 &&
-           sd_event_add_time_relative(event, &connection->timer, CLOCK_MONOTONIC, HANDSHAKE_US, 0,
-                                      on_deadline, connection) >= 0 &&
+           sd_event_add_time_relative(event, &connection->timer, CLOCK_MONOTONIC, HANDSHAKE_US,
+                                      SLACK_US, on_deadline, connection) >= 0 &&
            send(connection->fd, gate_zmtp_hello, gate_zmtp_hello_bytes,
                 MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)gate_zmtp_hello_bytes;
 }
@@ -524,6 +529,13 @@ static int on_resume(sd_event_source *source, uint64_t usec, void *user)
     return 0;
 }
 
+static void rest(struct gate_admin *admin, uint64_t usec)
+{
+    sd_event_source_set_enabled(admin->accept, SD_EVENT_OFF);
+    sd_event_source_set_time_relative(admin->resume, usec);
+    sd_event_source_set_enabled(admin->resume, SD_EVENT_ONESHOT);
+}
+
 /* A socket that cannot be accepted from stays readable: the loop would spin. */
 static void pause_accepting(struct gate_admin *admin, int error)
 {
@@ -534,9 +546,7 @@ static void pause_accepting(struct gate_admin *admin, int error)
                 "a connection to admin.sock waits because it cannot be accepted", "error=\"%s\"",
                 strerror(error));
     admin->pause_logged_ns = now;
-    sd_event_source_set_enabled(admin->accept, SD_EVENT_OFF);
-    sd_event_source_set_time_relative(admin->resume, PAUSE_US);
-    sd_event_source_set_enabled(admin->resume, SD_EVENT_ONESHOT);
+    rest(admin, PAUSE_US);
 }
 
 static int on_connection(sd_event_source *source, int fd, uint32_t events, void *user)
@@ -548,10 +558,15 @@ static int on_connection(sd_event_source *source, int fd, uint32_t events, void 
         int peer = accept4(fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (peer >= 0) {
             take(gate, peer);
-            continue;
+            if (gate->start.private_mode || !hvi_pace_accepted(&gate->admin->pace, hvi_clock_ns()))
+                continue;
+            rest(gate->admin, HVI_PACE_REST_NS / 1000);
+            break;
         }
         if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
             pause_accepting(gate->admin, errno);
+        else if (hvi_pace_empty(&gate->admin->pace))
+            rest(gate->admin, HVI_PACE_REST_NS / 1000);
         break;
     }
     return 0;
@@ -571,8 +586,8 @@ int gate_admin_open(struct gate *gate, int listen_fd)
     admin->fd = listen_fd;
     admin->last_number = hvi_clock_ns();
     if (sd_event_add_defer(gate->event, &admin->again, on_again, gate) >= 0 &&
-        sd_event_add_time_relative(gate->event, &admin->resume, CLOCK_MONOTONIC, 0, 0, on_resume,
-                                   admin) >= 0 &&
+        sd_event_add_time_relative(gate->event, &admin->resume, CLOCK_MONOTONIC, 0, SLACK_US,
+                                   on_resume, admin) >= 0 &&
         sd_event_add_io(gate->event, &admin->accept, listen_fd, EPOLLIN, on_connection, gate) >= 0)
         return HVI_OK;
     HVI_LOG(HVI_LOG_ERROR, "admin", "no-event", "the gate cannot watch admin.sock", "");

@@ -59,11 +59,16 @@ static void pending_free(struct node_pending *pending)
     node_stop_check(node);
 }
 
-static void pending_gone(struct node_pending *pending)
+static void log_gone(const struct node_peer *peer)
 {
     HVI_LOG(HVI_LOG_DEBUG, "attach", "attach-gone",
-            "a connection was closed before it was attached", "pid=%d uid=%u",
-            (int)pending->peer.pid, (unsigned)pending->peer.uid);
+            "a connection was closed before it was attached", "pid=%d uid=%u", (int)peer->pid,
+            (unsigned)peer->uid);
+}
+
+static void pending_gone(struct node_pending *pending)
+{
+    log_gone(&pending->peer);
     pending_free(pending);
 }
 
@@ -595,6 +600,11 @@ void node_attach_accept(struct node *node, int fd)
     int error;
 
     if (!node_listen_peer(fd, &peer)) {
+        node_discard(&node->discard, fd, false);
+        return;
+    }
+    if (has_hung_up(fd)) { /* nothing is spent on those of a flood */
+        log_gone(&peer);
         node_discard(&node->discard, fd, false);
         return;
     }

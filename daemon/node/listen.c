@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Accepting, and attach.sock. A listening socket that cannot be accepted from (out of descriptors)
- * stays readable, so the event loop would spin: accepting pauses for 100 ms then, and the log gets
+ * Accepting, and attach.sock. A flood of connections is accepted at a pace (base/pace.h), where it may be a stranger's.
+ * A listening socket that cannot be accepted from (out of descriptors) stays readable, so the event loop would spin: accepting pauses for 100 ms then, and the log gets
  * one line a second. */
 #include "daemon/node/node.h"
 
@@ -15,6 +15,7 @@
 
 #define ACCEPTS_PER_WAKE 32
 #define PAUSE_US         100000
+#define SLACK_US         1000 /* 0 would mean 250 ms to sd-event */
 
 int node_listen_bind(const char *path, int type, mode_t mode)
 {
@@ -43,7 +44,7 @@ int node_listen_bind(const char *path, int type, mode_t mode)
     if (failed != 0)
         goto failed;
     step = "listen on";
-    if (listen(fd, SOMAXCONN) != 0)
+    if (listen(fd, HVI_PACE_BACKLOG) != 0)
         goto failed;
     return fd;
 failed:
@@ -64,6 +65,14 @@ static int accept_again(sd_event_source *source, uint64_t usec, void *user)
     return 0;
 }
 
+static void rest(struct node_acceptor *acceptor, uint64_t usec)
+{
+    if (acceptor->again == NULL &&
+        sd_event_add_time_relative(acceptor->node->event, &acceptor->again, CLOCK_MONOTONIC, usec,
+                                   SLACK_US, accept_again, acceptor) >= 0)
+        sd_event_source_set_enabled(acceptor->io, SD_EVENT_OFF);
+}
+
 static void pause_accepting(struct node_acceptor *acceptor, int error)
 {
     uint64_t now = hvi_clock_ns();
@@ -75,11 +84,7 @@ static void pause_accepting(struct node_acceptor *acceptor, int error)
             "a connection waits because it cannot be accepted; raise LimitNOFILE= if this goes on",
             "error=\"%s\"", strerror(error));
     }
-    if (acceptor->again != NULL)
-        return;
-    if (sd_event_add_time_relative(acceptor->node->event, &acceptor->again, CLOCK_MONOTONIC,
-                                   PAUSE_US, 0, accept_again, acceptor) >= 0)
-        sd_event_source_set_enabled(acceptor->io, SD_EVENT_OFF);
+    rest(acceptor, PAUSE_US);
 }
 
 static int on_readable(sd_event_source *source, int fd, uint32_t events, void *user)
@@ -91,10 +96,15 @@ static int on_readable(sd_event_source *source, int fd, uint32_t events, void *u
         int peer = accept4(fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (peer >= 0) {
             acceptor->take(acceptor->node, peer);
-            continue;
+            if (acceptor->node->private_mode || !hvi_pace_accepted(&acceptor->pace, hvi_clock_ns()))
+                continue;
+            rest(acceptor, HVI_PACE_REST_NS / 1000);
+            break;
         }
         if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
             pause_accepting(acceptor, errno);
+        else if (hvi_pace_empty(&acceptor->pace))
+            rest(acceptor, HVI_PACE_REST_NS / 1000);
         break;
     }
     return 0;

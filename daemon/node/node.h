@@ -5,6 +5,7 @@
 #ifndef HVD_NODE_NODE_H
 #define HVD_NODE_NODE_H
 
+#include "base/pace.h"
 #include "daemon/node/config.h"
 #include "daemon/node/discard.h"
 #include "daemon/node/gpu.h"
@@ -98,6 +99,7 @@ struct node_acceptor {
     void (*take)(struct node *node, int fd); /* owns the connection */
     sd_event_source *io, *again;
     uint64_t logged_ns;
+    struct hvi_pace pace;
 };
 
 struct node_counters {

@@ -17,15 +17,15 @@ from hvt.zmtp import Zmtp
 
 NOBODY = 65534
 SILENT = """
-import socket, sys
+import socket, struct, sys
 path, kind, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
 held = []
 for _ in range(count):
     one = socket.socket(socket.AF_UNIX, getattr(socket, kind))
-    one.settimeout(5)
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 5, 0))  # so long it waits for a place in the queue
     try:
         one.connect(path)
-    except OSError as error:  # the queue is full, or nobody listens any more
+    except OSError as error:  # there was none, or nobody listens any more
         print(type(error).__name__, flush=True)
         break
     held.append(one)

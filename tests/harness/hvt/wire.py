@@ -3,6 +3,7 @@
 import array
 import pathlib
 import socket
+import struct
 from collections.abc import Iterable
 
 from hvt.build import scaled
@@ -104,13 +105,19 @@ class Reply:
         self.descriptors = descriptors
 
 
+def connect_in_turn(one: socket.socket, path: str | pathlib.Path) -> None:
+    """Waits for a place in a queue that is full, which a socket with a timeout of Python's would not."""
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(scaled(5)), 0))
+    one.connect(str(path))
+    one.settimeout(scaled(5))
+
+
 class Raw:
     """A SEQPACKET connection that says whatever the test wants."""
 
     def __init__(self, path: str | pathlib.Path):
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.socket.settimeout(scaled(5))
-        self.socket.connect(str(path))
+        connect_in_turn(self.socket, path)
 
     def __enter__(self) -> "Raw":
         return self

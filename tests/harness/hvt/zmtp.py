@@ -5,6 +5,7 @@ import socket
 
 from hvt import wire
 from hvt.build import scaled
+from hvt.wire import connect_in_turn
 
 _GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
 
@@ -14,8 +15,7 @@ class Zmtp:
 
     def __init__(self, path: pathlib.Path):
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.socket.settimeout(scaled(5))
-        self.socket.connect(str(path))
+        connect_in_turn(self.socket, path)
 
     def __enter__(self) -> "Zmtp":
         return self

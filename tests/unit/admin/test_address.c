@@ -71,6 +71,17 @@ START_TEST(a_stale_socket_is_no_daemon_and_the_sentence_says_so)
 }
 END_TEST
 
+/* Who listens is known when there is a connection, and without one nothing may be said. */
+START_TEST(a_listener_whose_queue_stays_full_is_not_taken_for_ours)
+{
+    int error = 0;
+    listen_there();
+    for (int i = 0; i < 20 && error == 0; i++)
+        error = address_probe(place);
+    ck_assert_int_eq(error, EAGAIN);
+}
+END_TEST
+
 START_TEST(an_address_that_is_given_is_the_only_one_tried)
 {
     struct address address;
@@ -141,6 +152,7 @@ int main(void)
     tcase_add_checked_fixture(tests, setup, teardown);
     tcase_add_test(tests, the_runtime_directory_of_the_user_comes_first);
     tcase_add_test(tests, a_stale_socket_is_no_daemon_and_the_sentence_says_so);
+    tcase_add_test(tests, a_listener_whose_queue_stays_full_is_not_taken_for_ours);
     tcase_add_test(tests, an_address_that_is_given_is_the_only_one_tried);
     tcase_add_test(tests, a_directory_that_others_can_write_is_not_trusted);
     tcase_add_test(tests, a_path_too_long_for_a_socket_is_invalid);

@@ -29,7 +29,7 @@ static void listen_there(void)
     snprintf(name.sun_path, sizeof name.sun_path, "%s/admin.sock", root);
     listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     ck_assert_int_eq(bind(listener, (const struct sockaddr *)&name, sizeof name), 0);
-    ck_assert_int_eq(listen(listener, 8), 0);
+    ck_assert_int_eq(listen(listener, 64), 0);
 }
 
 static void stop_listening(void)
