@@ -127,6 +127,9 @@ static size_t seed_gate(unsigned index, uint8_t *bytes_p, size_t room)
     } else if (msg.kind == HVI_GATE_REPLY) {
         msg.reply.part = bytes;
         msg.reply.part_bytes = sizeof(bytes);
+    } else if (msg.kind == HVI_GATE_EVENT) {
+        msg.event.reply = bytes;
+        msg.event.reply_bytes = sizeof(bytes);
     } else if (msg.kind >= HVI_GATE_NODE_REGISTER) {
         strcpy(msg.node_register.job, "job");
         if (msg.kind == HVI_GATE_NODE_REGISTER) {
