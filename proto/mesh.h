@@ -83,10 +83,6 @@ struct hvi_mesh_report {
     bool has_pair;
     uint64_t id; /* SET_OPEN: the node's */
     uint64_t sequence;
-    int32_t *nodes; /* BROUGHT: that say the same */
-    size_t node_count;
-    uint64_t *seens; /* of each */
-    size_t seen_count;
 };
 struct hvi_mesh_verdict {
     uint32_t what;

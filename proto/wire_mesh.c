@@ -67,8 +67,6 @@ static const struct wire_field report_fields[] = {
     PART(48, hvi_mesh_report, pair, has_pair, &pair_table),
     U64(49, hvi_mesh_report, id),
     U64(32, hvi_mesh_report, sequence),
-    LIST(64, hvi_mesh_report, nodes, node_count, WIRE_INTS, HVI_MESH_NODES_MAX, NULL),
-    LIST(65, hvi_mesh_report, seens, seen_count, WIRE_LONGS, HVI_MESH_NODES_MAX, NULL),
 };
 static const struct wire_table report_table = TABLE(mesh_report, report_fields, 0);
 

@@ -443,8 +443,6 @@ bool engine_nodes_run(struct engine *engine)
     if (!engine->nodes.watches && engine_schedule_waits(&engine->order.schedule) &&
         !engine->order.schedule.asked)
         watch_schedule(engine);
-    if (engine->nodes.mesh.bundles.first) /* what waits there goes in time */
-        engine->order.now_ns = hvi_clock_ns();
     return engine_mesh_run(&engine->nodes.mesh);
 }
 

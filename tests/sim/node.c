@@ -32,8 +32,6 @@ static struct {
     bool inside;
 } stopwatch;
 
-static uint64_t nodes_judged; /* in the root's reports */
-
 static void take_time(void)
 {
     uint64_t now_ns = __real_hvi_clock_ns();
@@ -63,25 +61,14 @@ static void end_cost(void)
 
 void hvt_node_measured(enum hvt_cost cost, uint64_t *ns_p, uint64_t *times_p)
 {
-    if (cost == HVT_COSTS) {
-        *ns_p = 0;
-        *times_p = nodes_judged;
-        return;
-    }
     *ns_p = stopwatch.ns[cost];
     *times_p = stopwatch.times[cost];
-}
-
-/* A verdict for all goes on as it has come. */
-static bool passes_on(void)
-{
-    return stopwatch.call == HVT_HEAR;
 }
 
 /* Making a message is a cost of its own: the root makes many in a call. */
 static void begin_saying(void)
 {
-    if (!stopwatch.inside || passes_on())
+    if (!stopwatch.inside || stopwatch.call == HVT_RELAY)
         return;
     take_time();
     hvt_clock_pay(hvt_costs.say_ns);
@@ -90,7 +77,7 @@ static void begin_saying(void)
 
 static void end_saying(void)
 {
-    if (!stopwatch.inside || passes_on())
+    if (!stopwatch.inside || stopwatch.call == HVT_RELAY)
         return;
     stopwatch.now = HVT_SAY;
     stopwatch.since_ns = __real_hvi_clock_ns();
@@ -316,40 +303,24 @@ static uint32_t number_at(const unsigned char **at, const unsigned char *end)
     return value;
 }
 
-/* A packet begins with the numbers of the nodes that it comes from and goes to. What is for all goes from 0 to 0. */
-static enum hvt_cost cost_of(uint32_t here, const unsigned char *bytes, size_t length)
+/* A packet begins with the numbers of the nodes that it comes from and goes to. */
+static uint32_t receiver_of(const unsigned char *bytes, size_t length)
 {
     const unsigned char *at = bytes + 1, *end = bytes + length;
-    uint32_t from = number_at(&at, end);
 
+    number_at(&at, end);
     at++;
-    uint32_t to = number_at(&at, end);
-    if (here == 0)
-        return HVT_JUDGE;
-    return to == here || (from == 0 && to == 0) ? HVT_HEAR : HVT_RELAY;
-}
-
-/* A report may be of several nodes. */
-static void pay_for_nodes(const unsigned char *bytes, size_t length)
-{
-    struct hvi_mesh_packet packet;
-    char text[64];
-
-    if (hvi_mesh_decode(bytes, length, &packet, text, sizeof text) != HVI_OK)
-        return;
-    if (packet.report.node_count > 1)
-        hvt_clock_pay((packet.report.node_count - 1) * hvt_costs.each_ns);
-    nodes_judged += packet.report.node_count;
-    hvi_mesh_free(&packet);
+    return number_at(&at, end);
 }
 
 static void message(void *user, uint32_t from, const unsigned char *bytes, size_t length)
 {
     struct hvt_node *node = user;
+    enum hvt_cost cost = HVT_RELAY;
 
-    if (node->number == 0)
-        pay_for_nodes(bytes, length);
-    begin_cost(cost_of(node->number, bytes, length));
+    if (receiver_of(bytes, length) == node->number)
+        cost = node->number == 0 ? HVT_JUDGE : HVT_HEAR;
+    begin_cost(cost);
     node->order.now_ns = hvt_clock_now();
     engine_mesh_message(&node->mesh, from, bytes, length);
     end_cost();

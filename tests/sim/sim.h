@@ -38,8 +38,7 @@ struct hvt_costs {
     uint64_t receive_ns; /* recv */
     uint64_t byte_ps;    /* a byte in either */
     uint64_t submit_ns;  /* order takes in a part */
-    uint64_t judge_ns;   /* the root takes in a report, of one node */
-    uint64_t each_ns;    /* and of each further one */
+    uint64_t judge_ns;   /* the root takes in a report */
     uint64_t relay_ns;   /* a node passes a message on */
     uint64_t hear_ns;    /* a node carries out a verdict */
     uint64_t say_ns;     /* a report or a verdict is made, or passed on */
@@ -170,7 +169,7 @@ void hvt_node_fini(struct hvt_node *node);
 /* Bytes of its state: order/, mesh/ and what they have allocated. */
 uint64_t hvt_node_bytes(const struct hvt_node *node);
 void hvt_node_connected(struct hvt_node *node, void *user, uint64_t fd);
-/* Real nanoseconds and times of each cost, so far. HVT_COSTS: nodes that the root's reports were of. */
+/* Real nanoseconds and times of each cost, so far. */
 void hvt_node_measured(enum hvt_cost cost, uint64_t *ns_p, uint64_t *times_p);
 
 /* ---- real sockets ---- */

@@ -111,39 +111,16 @@ static int send(struct engine_mesh *mesh, uint32_t to)
     return status;
 }
 
-static void go_up(void *user, const struct hvi_mesh_report *report)
+static void report(void *user, const struct hvi_mesh_report *report)
 {
     struct engine_mesh *mesh = user;
 
+    if (mesh->broken_status != HVI_OK)
+        return;
     mesh->packet = (struct hvi_mesh_packet){.has_report = true, .report = *report};
     int status = send(mesh, 0);
     if (status != HVI_OK && status != HVI_ERR_NODE_LOST)
         give_up(mesh, "a report", status);
-}
-
-/* With others, if it may. Else it comes behind what waits: a node's reports keep their order. False: it has still to
- * go. */
-static bool goes_with_others(struct engine_mesh *mesh, uint32_t from,
-                             const struct hvi_mesh_report *report)
-{
-    const bool joins = report->kind == HVI_KIND_JOIN && report->what == HVI_MESH_BROUGHT;
-
-    mesh->joins = mesh->joins || (joins && report->set == 0);
-    if (!mesh->joins && mesh->bundles.below > 1 && engine_mesh_bundle_takes(report) &&
-        engine_mesh_bundle_add(&mesh->bundles, from, mesh->order->now_ns, report, go_up, mesh) ==
-            HVI_OK)
-        return true;
-    engine_mesh_bundles_go(&mesh->bundles, UINT64_MAX, go_up, mesh);
-    return false;
-}
-
-static void report(void *user, const struct hvi_mesh_report *report)
-{
-    struct engine_mesh *mesh = user;
-    const uint32_t here = mesh->roster->here;
-
-    if (mesh->broken_status == HVI_OK && (here == 0 || !goes_with_others(mesh, here, report)))
-        go_up(mesh, report);
 }
 
 static void verdict(void *user, uint32_t node, const struct hvi_mesh_verdict *verdict)
@@ -216,7 +193,6 @@ int engine_mesh_open(struct engine_mesh *mesh)
         status = engine_span_open(mesh->order, &span_calls, mesh);
     if (status == HVI_OK && mesh->roster->here == 0)
         mesh->order->root = &mesh->root;
-    mesh->bundles.below = engine_mesh_below(mesh->roster->here, mesh->roster->nodes);
     mesh->root.replay = &mesh->order->replay;
     return status;
 }
@@ -238,7 +214,6 @@ void engine_mesh_close(struct engine_mesh *mesh)
         free(letter);
     while ((letter = take(&mesh->late_first)))
         free(letter);
-    engine_mesh_bundles_fini(&mesh->bundles);
     if (mesh->order)
         mesh->order->root = NULL;
     engine_root_fini(&mesh->root);
@@ -363,14 +338,6 @@ static int keep_late(struct engine_mesh *mesh, const struct hvi_mesh_packet *pac
     return status;
 }
 
-static void close_bundle(struct engine_mesh *mesh, const struct hvi_mesh_verdict *verdict)
-{
-    if (verdict->set != 0 || (verdict->what != HVI_MESH_STARTS && verdict->what != HVI_MESH_FAILED))
-        return;
-    mesh->joins = mesh->joins && verdict->kind != HVI_KIND_JOIN;
-    engine_mesh_bundles_close(&mesh->bundles, verdict->serial, &verdict->tensor, go_up, mesh);
-}
-
 /* What is for all nodes has a number of its own, and here it is the next one that this node hears. */
 static int hear(struct engine_mesh *mesh, struct hvi_mesh_packet *packet, char *text_p, size_t size)
 {
@@ -383,7 +350,6 @@ static int hear(struct engine_mesh *mesh, struct hvi_mesh_packet *packet, char *
     }
     if (packet->all)
         verdict->number = mesh->order->seen + 1;
-    close_bundle(mesh, verdict);
     return engine_verdict_hear(mesh->order, verdict, text_p, size);
 }
 
@@ -425,23 +391,6 @@ static bool is_above(uint32_t here, uint32_t node)
     return here != 0 && engine_mesh_parent(here) == node;
 }
 
-static const char *refusal_of_nodes(const struct engine_mesh *mesh, uint32_t node,
-                                    const struct hvi_mesh_report *report)
-{
-    const uint32_t here = mesh->roster->here, nodes = mesh->roster->nodes;
-
-    if (report->node_count > 0 && !engine_mesh_bundle_takes(report))
-        return "a report of several nodes that is each one's own";
-    if (report->seen_count > 0 && report->seen_count != report->node_count)
-        return "a report of several nodes with too few numbers";
-    for (size_t i = 0; i < report->node_count; i++) {
-        const uint32_t of = (uint32_t)report->nodes[i];
-        if (of >= nodes || of == here || engine_mesh_next_hop(here, of) != node)
-            return "a report of a node that is not behind it";
-    }
-    return NULL;
-}
-
 /* Who may say what to whom. NULL: it is in order. */
 static const char *refusal(const struct engine_mesh *mesh, uint32_t node,
                            const struct hvi_mesh_packet *packet)
@@ -464,7 +413,7 @@ static const char *refusal(const struct engine_mesh *mesh, uint32_t node,
         return "a verdict that is not the root's";
     if (packet->has_broken && packet->to != 0 && (packet->to != here || !is_above(here, node)))
         return "news that pass the root by";
-    return packet->has_report ? refusal_of_nodes(mesh, node, &packet->report) : NULL;
+    return NULL;
 }
 
 static void take_or_pass(struct engine_mesh *mesh, struct hvi_mesh_packet *packet,
@@ -475,8 +424,7 @@ static void take_or_pass(struct engine_mesh *mesh, struct hvi_mesh_packet *packe
 
     if (packet->all)
         status = post_below(mesh, bytes, length);
-    else if (!is_ours && !(packet->has_report && mesh->broken_status == HVI_OK &&
-                           goes_with_others(mesh, packet->from, &packet->report)))
+    else if (!is_ours)
         status = post(mesh, packet->to, bytes, length);
     if (status == HVI_ERR_NO_MEMORY)
         give_up(mesh, "a message to be passed on", status);
@@ -517,18 +465,12 @@ static struct engine_mesh_letter *next_letter(struct engine_mesh *mesh)
     return letter ? letter : take(&mesh->first);
 }
 
-#define HOLD_NS UINT64_C(5000000) /* what waits, for others of which some may not come */
-
 bool engine_mesh_run(struct engine_mesh *mesh)
 {
     struct engine_mesh_letter *letter;
     struct hvi_mesh_packet packet;
     bool found = false;
 
-    if (mesh->broken_status != HVI_OK)
-        engine_mesh_bundles_fini(&mesh->bundles);
-    else if (mesh->bundles.first && mesh->order->now_ns > HOLD_NS)
-        engine_mesh_bundles_go(&mesh->bundles, mesh->order->now_ns - HOLD_NS, go_up, mesh);
     while ((letter = next_letter(mesh))) {
         char text[256] = "";
         int status = hvi_mesh_decode(letter->bytes, letter->length, &packet, text, sizeof text);

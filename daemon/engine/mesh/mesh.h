@@ -5,7 +5,6 @@
 #ifndef ENGINE_MESH_MESH_H
 #define ENGINE_MESH_MESH_H
 
-#include "daemon/engine/mesh/bundle.h"
 #include "daemon/engine/order/root.h"
 
 /* The way to a neighbour: mesh/link.h. */
@@ -45,9 +44,7 @@ struct engine_mesh {
     char broken_text[HVI_TEXT_MAX + 1];
     bool broken_news;        /* for calls->broken */
     struct engine_root root; /* of node 0 */
-    struct engine_mesh_bundles bundles;
-    bool joins;             /* ranks have joined, and not all */
-    uint64_t heard_for_all; /* verdicts for all nodes that were carried out */
+    uint64_t heard_for_all;  /* verdicts for all nodes that were carried out */
     struct engine_mesh_letter *first,
         *last; /* between this node's order/ and the root, both here */
     struct engine_mesh_letter *late_first, *late_last; /* verdicts that wait for withdrawn works */

@@ -16,12 +16,3 @@ uint32_t engine_mesh_next_hop(uint32_t here, uint32_t node)
     }
     return engine_mesh_parent(here);
 }
-
-uint32_t engine_mesh_below(uint32_t here, uint32_t nodes)
-{
-    uint64_t first = here, end = (uint64_t)here + 1, count = 0;
-
-    for (; first < nodes; first = first * ENGINE_MESH_RADIX + 1, end = end * ENGINE_MESH_RADIX + 1)
-        count += (end < nodes ? end : nodes) - first;
-    return (uint32_t)count;
-}

@@ -12,7 +12,4 @@ uint32_t engine_mesh_parent(uint32_t node);
 /* The neighbour of `here` in the direction of another node. */
 uint32_t engine_mesh_next_hop(uint32_t here, uint32_t node);
 
-/* How many of `nodes` are from `here` on down, itself included. */
-uint32_t engine_mesh_below(uint32_t here, uint32_t nodes);
-
 #endif

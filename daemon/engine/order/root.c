@@ -433,34 +433,36 @@ static void fail(struct engine_root *root, struct engine_op *origin, int status,
 
 /* ---- an op of all ranks ---- */
 
-static struct engine_part *part_of_share(const struct share *share, uint32_t place)
-{
-    if (share->one)
-        return share->one;
-    return share->each && share->came ? share->each[place] : NULL;
-}
-
 static struct engine_part *part_of(const struct meeting *meeting, uint32_t set_rank)
 {
     const struct engine_places *span = meeting->op.set->span;
+    const struct share *share = &meeting->shares[span->home[set_rank]];
 
-    return part_of_share(&meeting->shares[span->home[set_rank]], span->place[set_rank]);
+    if (!share->came)
+        return NULL;
+    return share->one ? share->one : share->each ? share->each[span->place[set_rank]] : NULL;
+}
+
+/* The worker that has its memory; 0: none has. */
+static uint64_t instance_of(const struct meeting *meeting, uint32_t set_rank)
+{
+    const struct engine_places *span = meeting->op.set->span;
+    const struct share *share = &meeting->shares[span->home[set_rank]];
+
+    return share->instances ? share->instances[span->place[set_rank]] : 0;
 }
 
 /* What is judged from here on. */
 static void assemble(struct engine_root *root, struct engine_op *op)
 {
-    const struct engine_places *span = op->set->span;
-
     op->parts = root->parts;
     op->own_sizes = root->sizes;
     op->parts_present = 0;
     root->joined_count = 0;
     root->on_gpus = false;
     for (uint32_t i = 0; i < op->set->size; i++) {
-        const struct share *share = &meeting_of(op)->shares[span->home[i]];
-        op->parts[i] = part_of_share(share, span->place[i]);
-        root->instances[i] = share->instances ? share->instances[span->place[i]] : 0;
+        op->parts[i] = part_of(meeting_of(op), i);
+        root->instances[i] = instance_of(meeting_of(op), i);
         root->on_gpus = root->on_gpus || root->instances[i] != 0;
         if (op->parts[i])
             op->parts_present++;
@@ -1441,13 +1443,13 @@ static int hear(const struct hearing *hearing)
     }
 }
 
-static int judge(struct engine_root *root, uint32_t node, uint64_t seen,
-                 const struct hvi_mesh_report *report, char *text_p, size_t text_size)
+static int judge(struct engine_root *root, uint32_t node, const struct hvi_mesh_report *report,
+                 char *text_p, size_t text_size)
 {
     struct hearing hearing = {
         root, node, 0, report, engine_sets_find(&root->sets, report->set), NULL, text_p, text_size};
 
-    forget_seen(root, &root->nodes[node], seen);
+    forget_seen(root, &root->nodes[node], report->seen);
     if (!hearing.set || hearing.set->serial != report->serial)
         return report->serial < root->sets.serials
                    ? HVI_OK /* it has been removed */
@@ -1493,120 +1495,6 @@ static int keep_late(struct engine_root *root, uint32_t node, const struct hvi_m
     return HVI_OK;
 }
 
-/* ---- reports of several nodes ---- */
-
-static uint32_t node_at(const struct hvi_mesh_report *report, size_t i)
-{
-    return (uint32_t)report->nodes[i];
-}
-
-static uint64_t seen_at(const struct hvi_mesh_report *report, size_t i)
-{
-    return report->seen_count > 0 ? report->seens[i] : report->seen;
-}
-
-/* Of none of these nodes is an op stale, none has a group open, and none has joined: they are judged together. */
-static bool are_alike(struct engine_root *root, const struct engine_set *set,
-                      const struct hvi_mesh_report *report)
-{
-    if (!set || set->serial != report->serial || !set->span || set->join || report->more ||
-        report->said_count != 1 || report->said->place_count > 0 || report->said->has_leader ||
-        report->said->memory == HVI_MEMORY_DEVICE || report->what != HVI_MESH_BROUGHT ||
-        report->kind == HVI_KIND_JOIN || engine_root_is_partial(set, report))
-        return false;
-    for (size_t i = 0; i < report->node_count; i++) {
-        struct engine_root_node *node = &root->nodes[node_at(report, i)];
-        forget_seen(root, node, seen_at(report, i));
-        if (node->first || node->open)
-            return false;
-    }
-    return true;
-}
-
-static int bring_alike(const struct hearing *hearing)
-{
-    const struct hvi_mesh_report *report = hearing->report;
-    const struct engine_places *span = hearing->set->span;
-    struct meeting *meeting;
-    int status = meet(hearing, &meeting);
-
-    if (status != HVI_OK)
-        return status;
-    if (meeting->op.state != ENGINE_OP_WAITING)
-        return disbelieve(hearing, "its nodes had reported this op already");
-    struct engine_part *part = listen(hearing, meeting, &report->said[0], &status);
-    for (size_t i = 0; part && i < report->node_count; i++) {
-        uint32_t index = engine_places_find(span, node_at(report, i));
-        if (index == UINT32_MAX || meeting->shares[index].came)
-            return disbelieve(hearing, "node %u had reported this op already, or has no part in it",
-                              node_at(report, i));
-        meeting->shares[index].came = true;
-        meeting->shares[index].one = part;
-        meeting->op.missing--;
-    }
-    if (meeting->room > report->room)
-        meeting->room = report->room;
-    return part && meeting->op.missing == 0 ? complete(hearing->root, &meeting->op) : status;
-}
-
-static int judge_alike(const struct hearing *said)
-{
-    struct hearing hearing = *said;
-    struct engine_root *root = hearing.root;
-
-    hearing.tensor =
-        engine_span_tensor(&root->tensors, hearing.report->serial, &hearing.report->tensor);
-    if (!hearing.tensor)
-        return disbelieve(&hearing, "an op without a name");
-    engine_set_get(hearing.set);
-    int status = bring_alike(&hearing);
-    engine_tensor_put(&root->tensors, hearing.tensor);
-    engine_set_put(hearing.set);
-    return status;
-}
-
-/* From node `first` of its list on. */
-static int keep_rest(struct engine_root *root, uint32_t node, const struct hvi_mesh_report *report,
-                     size_t first)
-{
-    struct hvi_mesh_report rest = *report;
-
-    rest.nodes += first;
-    rest.node_count -= first;
-    if (report->seen_count > 0) {
-        rest.seens += first;
-        rest.seen_count -= first;
-    }
-    halt(root);
-    return keep_late(root, node, &rest);
-}
-
-/* Of each node that says it. */
-static int judge_all(struct engine_root *root, uint32_t node, const struct hvi_mesh_report *report,
-                     char *text_p, size_t text_size)
-{
-    const struct hearing hearing = {
-        root, node, 0, report, engine_sets_find(&root->sets, report->set), NULL, text_p, text_size};
-    int status = HVI_OK;
-
-    if (report->node_count == 0)
-        return judge(root, node, report->seen, report, text_p, text_size);
-    for (size_t i = 0; i < report->node_count; i++) {
-        const uint32_t of = node_at(report, i);
-        if (of >= root->roster->nodes || seen_at(report, i) > root->nodes[of].number)
-            return disbelieve(&hearing, "node %u has seen verdict %" PRIu64, of,
-                              seen_at(report, i));
-    }
-    if (are_alike(root, hearing.set, report))
-        return judge_alike(&hearing);
-    for (size_t i = 0; i < report->node_count && status == HVI_OK; i++) {
-        if (root->live)
-            return keep_rest(root, node, report, i);
-        status = judge(root, node_at(report, i), seen_at(report, i), report, text_p, text_size);
-    }
-    return status;
-}
-
 static int judge_late(struct engine_root *root, const struct engine_root_late *late, char *text_p,
                       size_t text_size)
 {
@@ -1615,7 +1503,7 @@ static int judge_late(struct engine_root *root, const struct engine_root_late *l
 
     if (status != HVI_OK)
         return status;
-    status = judge_all(root, packet.from, &packet.report, text_p, text_size);
+    status = judge(root, packet.from, &packet.report, text_p, text_size);
     hvi_mesh_free(&packet);
     return status;
 }
@@ -1648,8 +1536,7 @@ int engine_root_report(struct engine_root *root, uint32_t node,
 {
     const struct hearing hearing = {root, node, 0, report, NULL, NULL, text_p, text_size};
 
-    if (node >= root->roster->nodes ||
-        (report->node_count == 0 && report->seen > root->nodes[node].number))
+    if (node >= root->roster->nodes || report->seen > root->nodes[node].number)
         return disbelieve(&hearing, "it has seen verdict %" PRIu64, report->seen);
     if (report->what == HVI_MESH_HALTED) {
         if (!root->halting || root->nodes[node].halted || report->sequence <= root->sequence ||
@@ -1664,7 +1551,7 @@ int engine_root_report(struct engine_root *root, uint32_t node,
         return HVI_OK;
     }
     if (!root->live)
-        return judge_all(root, node, report, text_p, text_size);
+        return judge(root, node, report, text_p, text_size);
     halt(root);
     return keep_late(root, node, report);
 }

@@ -616,28 +616,12 @@ static bool halt_what_waits(struct hvt_job *job)
     return asked;
 }
 
-/* What waits in a bundle goes a little later. */
-static bool let_time_pass(struct hvt_job *job)
-{
-    bool waited = false;
-
-    for (uint32_t i = 0; i < job->nodes && job->nodes > 1; i++) {
-        struct hvt_node *node = &job->node[i];
-        if (!node->mesh.bundles.first)
-            continue;
-        waited = true;
-        node->order.now_ns += 10000000;
-        engine_mesh_run(&node->mesh);
-    }
-    return waited;
-}
-
 void hvt_job_run(struct hvt_job *job)
 {
     do {
         while (hvt_job_run_some(job, 1 + (uint32_t)(hvt_span_random(&job->random) >> 16) % 8))
             continue;
-    } while (let_time_pass(job) || halt_what_waits(job));
+    } while (halt_what_waits(job));
     check_done(job);
 }
 
