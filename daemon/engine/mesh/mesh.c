@@ -245,12 +245,13 @@ static void tell_below(struct engine_mesh *mesh, int status, int32_t culprit, co
         tell(mesh, node, status, culprit, text);
 }
 
+/* What the root says of it comes by this node to those below, where this one may have gone by then: an engine ends with
+ * its last rank. */
 static void spread(struct engine_mesh *mesh, int status, int32_t culprit, const char *text)
 {
-    if (mesh->roster->here == 0)
-        tell_below(mesh, status, culprit, text);
-    else
+    if (mesh->roster->here != 0)
         tell(mesh, 0, status, culprit, text);
+    tell_below(mesh, status, culprit, text);
 }
 
 /* The first reason stays, but for a stop. */
@@ -283,9 +284,7 @@ static void fall(struct engine_mesh *mesh, int status, int32_t culprit, const ch
         return;
     HVI_LOG(HVI_LOG_WARN, "mesh", "job-broken", text, "job=%s node=%u status=%s", mesh->order->job,
             mesh->roster->here, hvi_status_name(status));
-    if (mesh->roster->here != 0)
-        tell(mesh, 0, status, culprit, text);
-    tell_below(mesh, status, culprit, text);
+    spread(mesh, status, culprit, text);
     break_here(mesh, culprit, text);
 }
 

@@ -1081,6 +1081,20 @@ static void lose_what_waits(struct hvt_queue *queue)
     queue->last = &queue->first;
 }
 
+/* The root's news go by it. */
+START_TEST(nodes_behind_one_that_ends_with_its_last_rank_are_told_before)
+{
+    begin_tree();
+    hvt_job_break(&job, 1, HVI_ERR_RANK_LOST, 1, "rank 1 is lost");
+    lose_what_waits(&job.node[1].up);
+    hvt_job_run(&job);
+    for (uint32_t i = 17; i < 20; i++)
+        ck_assert_str_eq(job.node[i].order.broken_text, "rank 1 is lost");
+    ck_assert_int_eq(job.node[0].order.broken_status, HVI_OK);
+    stop();
+}
+END_TEST
+
 START_TEST(nodes_behind_one_that_has_lost_the_way_to_the_root_are_told_by_it)
 {
     begin_tree();
@@ -1150,6 +1164,7 @@ int main(void)
     tcase_add_test(tcase, news_of_the_end_come_by_the_root);
     tcase_add_test(tcase, what_is_for_all_is_a_verdict_of_the_root);
     tcase_add_test(tcase, nodes_behind_one_that_has_broken_the_job_hear_of_it);
+    tcase_add_test(tcase, nodes_behind_one_that_ends_with_its_last_rank_are_told_before);
     tcase_add_test(tcase, nodes_behind_one_that_has_lost_the_way_to_the_root_are_told_by_it);
     tcase_add_test(tcase, what_is_no_message_ends_the_job);
     tcase_add_test(tcase, a_false_report_ends_the_job);
