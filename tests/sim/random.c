@@ -136,8 +136,10 @@ static void check_piece(struct player *player, const struct piece *piece)
     const struct hvt_phase *phase = phase_of(player);
     struct hvt_outcome own, whole, *outcome = &whole;
     int failed = hvt_model_group_outcome(&player->world, phase, piece->index, &whole);
+    struct hvt_request request;
     char have[64], want[64];
 
+    hvt_model_request(&player->world, phase, piece->index, piece->member, player->rank, &request);
     hvt_model_outcome(&player->world, phase, piece->index, piece->member, &own);
     if (!hvt_model_is_whole(&player->world, phase, piece->index)) {
         outcome = &own;
@@ -151,8 +153,7 @@ static void check_piece(struct player *player, const struct piece *piece)
         complain(player, piece->text, have, want);
     else if (outcome->status != HVD_OK)
         check_text(player, piece, outcome, failed);
-    else if (has_rows(phase->op[piece->index].kind) &&
-             piece->part.part.rows != own.rows[player->rank])
+    else if (has_rows(request.kind) && piece->part.part.rows != own.rows[player->rank])
         complain(player, "the result has", have, want);
     else if (phase->op[piece->index].kind == HVT_SET_ADD)
         take_set(player, phase->op[piece->index].set, (uint32_t)piece->part.part.rows);
@@ -192,9 +193,20 @@ static void go_on(struct hvt_node *node, void *user, uint64_t value)
     next_turn(user);
 }
 
+/* Where a group fails on a node before all have come, a rank that brings it again means that the others never will
+ * (negotiate.c): so ranks wait for each other there. */
+static bool meets(const struct hvt_phase *phase)
+{
+    for (int i = 0; i < phase->ops; i++) {
+        if (phase->op[i].group > 0 && phase->op[i].wrong != HVT_RIGHT)
+            return true;
+    }
+    return hvt_model_meets(phase);
+}
+
 static void meet(struct player *player)
 {
-    if (!hvt_model_meets(phase_of(player))) {
+    if (!meets(phase_of(player))) {
         next_turn(player);
         return;
     }
@@ -488,6 +500,28 @@ static void begin_players(uint32_t each)
     }
 }
 
+static const char *unanswered(const struct piece *piece)
+{
+    static char text[96];
+    const struct engine_op *op = piece->part.part.op;
+
+    snprintf(text, sizeof text, "op %d, member %d, in state %d, sequence %llu: not answered",
+             piece->index, piece->member, op ? (int)op->state : -1,
+             (unsigned long long)(op ? op->sequence : 0));
+    return text;
+}
+
+/* Of what is not answered where nobody has died. */
+static void complain_of_all(const char *what)
+{
+    for (int i = 0; i < program->ranks; i++) {
+        for (int k = 0; k < players[i].piece_count && !players[i].node->dead; k++) {
+            if (players[i].pieces[k].part.part.set && !players[i].pieces[k].over)
+                complain(&players[i], what, unanswered(&players[i].pieces[k]), "answered");
+        }
+    }
+}
+
 static void kill_one(void)
 {
     uint32_t victim = (uint32_t)hvt_clock_random(job.nodes);
@@ -503,12 +537,7 @@ static void kill_one(void)
     if (!hvt_clock_run(&job.all_told, killed_ns + 2 * HVI_NS_SEC))
         complain(&players[0], "a node dies", "not every node is told", "all are, within 2 s");
     hvt_clock_run(NULL, hvt_clock_now() + HVI_NS_SEC);
-    for (int i = 0; i < program->ranks; i++) {
-        for (int k = 0; k < players[i].piece_count && !players[i].node->dead; k++) {
-            if (players[i].pieces[k].part.part.set && !players[i].pieces[k].over)
-                complain(&players[i], "a node dies", "an op is not answered", "all are");
-        }
-    }
+    complain_of_all("a node dies");
 }
 
 static bool play(uint64_t seed, uint64_t index, bool dies)
@@ -528,7 +557,7 @@ static bool play(uint64_t seed, uint64_t index, bool dies)
     if (dies)
         kill_one();
     else if (!hvt_clock_run(&all_ended, hvt_clock_now() + LIMIT_NS))
-        complain(&players[0], "the program", "is not over", "is");
+        complain_of_all("the program is not over");
     for (uint32_t i = 0; i < job.nodes && !dies && !has_failed; i++) {
         if (job.node[i].told)
             complain(&players[0], "the job is broken", job.node[i].text, "not");

@@ -127,6 +127,9 @@ bool hvt_scenario_steps(const struct hvt_layout *layout, hvt_row_fn say)
 
 /* ---- memory ---- */
 
+/* Private_Dirty of hvdd-engine with 8 ranks here and 8 on another node: 3,740 and 3,884 KiB. */
+#define ENGINE_BYTES (3740 * 1024.0)
+
 static bool weigh(const struct hvt_layout *layout, uint64_t *root_p, uint64_t *node_p)
 {
     uint64_t took_ns, begun_ns;
@@ -147,8 +150,7 @@ bool hvt_scenario_memory(const struct hvt_layout *layout, hvt_row_fn say)
     const struct hvt_layout small = {
         2, layout->each, layout->tensors, layout->pause_ns, layout->seed, 0, 0};
     uint64_t root, node, small_root, small_node;
-    struct hvt_row row = {.what = "memory: an engine's order/ and mesh/, against two nodes",
-                          .most = 1.2};
+    struct hvt_row row = {.what = "memory: order/ and mesh/, against two nodes", .unit = "x"};
 
     if (!weigh(&small, &small_root, &small_node) || !weigh(layout, &root, &node))
         return false;
@@ -157,7 +159,13 @@ bool hvt_scenario_memory(const struct hvt_layout *layout, hvt_row_fn say)
     say_count(say, "memory: bytes of the root, of two nodes", small_root, 0);
     say_count(say, "memory: bytes of the root", root, 0);
     row.value = (double)node / (double)small_node;
-    row.unit = "x";
+    say(&row);
+    snprintf(row.what, sizeof row.what, "memory: the root's engine, against two nodes");
+    row.value = 1 + ((double)root - (double)small_root) / ENGINE_BYTES;
+    say(&row);
+    snprintf(row.what, sizeof row.what, "memory: an engine, against two nodes");
+    row.value = 1 + ((double)node - (double)small_node) / ENGINE_BYTES;
+    row.most = 1.2;
     say(&row);
     return true;
 }
