@@ -1278,9 +1278,9 @@ static void finish_group(const struct hearing *hearing)
     struct engine_tensor *leader = node->open;
     struct engine_op *op;
 
+    node->open = NULL; /* what fails now is not of the group that comes next */
     if (node->dropped)
         fail_rest(hearing, leader);
-    node->open = NULL;
     op = leader->waiting;
     if (op && meeting_of(op)->shares[hearing->index].came && meeting_of(op)->unfinished > 0) {
         meeting_of(op)->unfinished--;

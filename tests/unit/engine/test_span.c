@@ -632,6 +632,43 @@ START_TEST(what_is_taken_back_too_late_goes_on)
 }
 END_TEST
 
+static void bring_groups(const char *const names[3], uint8_t reduce_op)
+{
+    struct hvt_bring what = allreduce("", 4);
+
+    what.dtype = HVI_DTYPE_INT64;
+    what.reduce_op = reduce_op;
+    what.group_size = 3;
+    for (int32_t rank = 0; rank < 3; rank++) {
+        for (uint32_t i = 0; i < 3; i++) {
+            what.name = names[i];
+            what.group_index = i;
+            hvt_job_bring(&job, rank, i, &what);
+        }
+    }
+}
+
+START_TEST(a_group_that_fails_leaves_the_next_one_alone)
+{
+    static const char *const first[3] = {"a1", "a2", "a3"}, *const second[3] = {"b1", "b2", "b3"};
+
+    for (uint64_t seed = 1; seed < 20; seed++) {
+        hvt_job_begin(&job, 3, 3, seed, false);
+        bring_groups(first, HVI_REDUCE_ADASUM);
+        hvt_job_run(&job);
+        for (int32_t rank = 0; rank < 3; rank++)
+            ck_assert_int_eq(job.parts[rank][0].status, HVI_ERR_UNSUPPORTED);
+        hvt_job_step(&job);
+        bring_groups(second, HVI_REDUCE_SUM);
+        hvt_job_run(&job);
+        for (int32_t rank = 0; rank < 3; rank++)
+            ck_assert_int_eq(job.parts[rank][0].status, HVI_OK);
+        hvt_job_step(&job);
+        hvt_job_end(&job);
+    }
+}
+END_TEST
+
 START_TEST(a_rank_that_had_joined_brings_an_op_again_that_went_on_without_it)
 {
     struct hvt_bring gather = allreduce("g", 2), join = {.kind = HVI_KIND_JOIN, .tag = 1};
@@ -2558,6 +2595,7 @@ static void add_ops(TCase *tcase)
     tcase_add_test(tcase, the_root_knows_of_ops_that_no_rank_of_its_node_has_brought);
     tcase_add_test(tcase, a_rank_takes_back_what_its_node_has_reported);
     tcase_add_test(tcase, what_is_taken_back_too_late_goes_on);
+    tcase_add_test(tcase, a_group_that_fails_leaves_the_next_one_alone);
     tcase_add_test(tcase, a_rank_that_had_joined_brings_an_op_again_that_went_on_without_it);
     tcase_add_test(tcase, outputs_are_asked_for_before_a_work_has_its_place_in_the_order);
     tcase_add_test(tcase, a_send_meets_a_recv_on_another_node);
