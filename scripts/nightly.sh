@@ -58,7 +58,7 @@ step_soak() {
         tests/integration/test_hvdrun_tree.py \
         -k 'thousand_seeds or many_more or half_an_hour or three_hundred or when_the_fault_is_over or firewall_between_engines or stand_behind_others' ||
         status=$?
-    ctest --test-dir build-release -C Whole -L '^sim$' --output-on-failure || status=$?
+    ctest --test-dir build-release -C Nightly -L '^sim$' --output-on-failure || status=$?
     wait "$property" || status=$?
     tail -n 20 "$folder/property.log"
     return "$status"
