@@ -285,6 +285,26 @@ static void show_gpus(struct answer *answer)
     answer->shown.gpu_count = reply->gpu_count;
 }
 
+static void show_limits(struct answer *answer)
+{
+    const struct hvi_admin_reply *reply = &answer->reply;
+    struct hvd_admin_limit **rows = rows_new(answer, reply->limit_count, sizeof **rows);
+    for (size_t i = 0; rows != NULL && i < reply->limit_count; i++) {
+        const struct hvi_limit_row *row = &reply->limits[i];
+        *rows[i] = (struct hvd_admin_limit){
+            .limit = row->limit,
+            .of = row->of,
+            .uid = row->uid,
+            .job = row->job,
+            .counted = row->counted,
+            .used = row->used,
+            .most = row->most,
+        };
+    }
+    answer->shown.limits = (const struct hvd_admin_limit *const *)rows;
+    answer->shown.limit_count = reply->limit_count;
+}
+
 static void blocks_free(struct answer *answer)
 {
     while (answer->blocks != NULL) {
@@ -310,6 +330,7 @@ int admin_answer_new(struct hvi_admin_reply *reply, struct hvd_admin_answer **an
     show_nodes(answer);
     show_spans(answer);
     show_gpus(answer);
+    show_limits(answer);
     if (answer->short_of_memory) {
         blocks_free(answer);
         free(answer);

@@ -23,7 +23,8 @@ struct hvd_admin {
 _Static_assert(HVD_ADMIN_DIR_MAX == ADDRESS_DIR_MAX, "a directory fits hvd_admin_place");
 _Static_assert((int)HVD_ADMIN_STATUS == (int)HVI_ADMIN_STATUS &&
                    (int)HVD_ADMIN_GPUS == (int)HVI_ADMIN_GPUS &&
-                   HVI_ADMIN_KIND_END == HVI_ADMIN_EVENTS + 1,
+                   (int)HVD_ADMIN_LIMITS == (int)HVI_ADMIN_LIMITS &&
+                   HVI_ADMIN_KIND_END == HVI_ADMIN_LIMITS + 1,
                "the kinds of hvd_admin.h are those of the wire");
 _Static_assert((int)HVD_ADMIN_LINK_DATA == (int)HVI_LINK_DATA, "and so are the purposes of links");
 
@@ -91,8 +92,13 @@ const char *hvd_admin_address(const struct hvd_admin *admin)
 
 /* ---- one question ---- */
 
+/* Whose, and which: limits have an owner and no job. */
 static int copy_job(const struct hvd_admin_request *request, struct hvi_admin_request *wire_p)
 {
+    if (request->job == NULL && request->kind != HVD_ADMIN_LIMITS)
+        return HVI_OK;
+    wire_p->of_owner = request->owner >= 0;
+    wire_p->owner = wire_p->of_owner ? (uint32_t)request->owner : 0;
     if (request->job == NULL)
         return HVI_OK;
     if (!hvi_job_id_valid(request->job))
@@ -100,8 +106,6 @@ static int copy_job(const struct hvd_admin_request *request, struct hvi_admin_re
                            "'%.200s' is no job id: 1 to %d letters, digits or any of . _ : @ -",
                            request->job, HVI_JOB_ID_MAX);
     snprintf(wire_p->job, sizeof wire_p->job, "%s", request->job);
-    wire_p->of_owner = request->owner >= 0;
-    wire_p->owner = wire_p->of_owner ? (uint32_t)request->owner : 0;
     return HVI_OK;
 }
 
@@ -113,7 +117,8 @@ static int to_wire(const struct hvd_admin_request *request, struct hvi_admin_req
             "a request of %zu bytes, where libhvdadmin %s knows %zu: call "
             "hvd_admin_request_init first, or build against this version's hvd_admin.h",
             request->struct_size, HVD_VERSION_TEXT, sizeof *request);
-    if (request->kind < HVD_ADMIN_STATUS || request->kind > HVD_ADMIN_GPUS)
+    if (request->kind < HVD_ADMIN_STATUS || request->kind > HVD_ADMIN_LIMITS ||
+        (int)request->kind == (int)HVI_ADMIN_EVENTS)
         return admin_error(HVI_ERR_INVALID, "%d is no kind of request", (int)request->kind);
     *wire_p = (struct hvi_admin_request){
         .kind = (enum hvi_admin_kind)request->kind,
@@ -130,26 +135,61 @@ static int to_wire(const struct hvd_admin_request *request, struct hvi_admin_req
     return copy_job(request, wire_p);
 }
 
+static int call(struct hvd_admin *admin, struct hvi_admin_request *wire, int64_t timeout_ns,
+                uint64_t deadline_ns, struct hvi_admin_reply *reply_p)
+{
+    char text[HVI_TEXT_MAX + 1] = "";
+    int status = admin_client_call(admin->client, wire, deadline_ns, reply_p, text, sizeof text);
+    if (status != HVI_OK)
+        return admin_error_explain(status, admin->dir, timeout_ns, text);
+    status = reply_p->status;
+    if (status == HVI_OK)
+        return HVI_OK;
+    admin_error(status, "%s", reply_p->text[0] != '\0' ? reply_p->text : hvi_status_text(status));
+    hvi_admin_reply_free(reply_p);
+    return status;
+}
+
+/* hvdd's gate counts the connections and requests of tools, and answers for those itself: its rows follow hvdd's. */
+static int add_gates(struct hvd_admin *admin, struct hvi_admin_request *wire, int64_t timeout_ns,
+                     uint64_t deadline_ns, struct hvi_admin_reply *reply)
+{
+    struct hvi_admin_reply gate;
+    wire->of_gate = true;
+    const int status = call(admin, wire, timeout_ns, deadline_ns, &gate);
+    if (status != HVI_OK || gate.limit_count == 0)
+        return status;
+    const size_t count = reply->limit_count + gate.limit_count;
+    struct hvi_limit_row *all = realloc(reply->limits, count * sizeof *all);
+    if (all != NULL) {
+        memcpy(&all[reply->limit_count], gate.limits, gate.limit_count * sizeof *all);
+        reply->limits = all;
+        reply->limit_count = count;
+        reply->rows_left_out += gate.rows_left_out;
+    }
+    hvi_admin_reply_free(&gate);
+    return all != NULL ? HVI_OK
+                       : admin_error(HVI_ERR_NO_MEMORY, "%s", hvi_status_text(HVI_ERR_NO_MEMORY));
+}
+
 int hvd_admin_ask(struct hvd_admin *admin, const struct hvd_admin_request *request,
                   int64_t timeout_ns, struct hvd_admin_answer **answer_p)
 {
     struct hvi_admin_request wire;
     struct hvi_admin_reply reply;
-    char text[HVI_TEXT_MAX + 1] = "";
     if (admin->pid != getpid())
         return admin_error(HVI_ERR_FORKED,
                            "this handle is the parent process'; open one in this process");
     int status = to_wire(request, &wire);
     if (status != HVI_OK)
         return status;
-    status = admin_client_call(admin->client, &wire, hvi_deadline_after(timeout_ns), &reply, text,
-                               sizeof text);
+    const uint64_t deadline_ns = hvi_deadline_after(timeout_ns);
+    status = call(admin, &wire, timeout_ns, deadline_ns, &reply);
     if (status != HVI_OK)
-        return admin_error_explain(status, admin->dir, timeout_ns, text);
-    if (reply.status != HVI_OK)
-        status = admin_error(reply.status, "%s",
-                             reply.text[0] != '\0' ? reply.text : hvi_status_text(reply.status));
-    else if (admin_answer_new(&reply, answer_p) != HVI_OK)
+        return status;
+    if (request->kind == HVD_ADMIN_LIMITS)
+        status = add_gates(admin, &wire, timeout_ns, deadline_ns, &reply);
+    if (status == HVI_OK && admin_answer_new(&reply, answer_p) != HVI_OK)
         status = admin_error(HVI_ERR_NO_MEMORY, "%s", hvi_status_text(HVI_ERR_NO_MEMORY));
     if (status != HVI_OK)
         hvi_admin_reply_free(&reply);

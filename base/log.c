@@ -11,6 +11,7 @@
 #include "base/log.h"
 
 #include "base/clock.h"
+#include "base/limits.h"
 #include "base/utf8.h"
 
 #include <errno.h>
@@ -109,6 +110,8 @@ uint64_t hvi_log_lost(void)
 }
 
 /* ---- how often ---- */
+
+_Static_assert(HVI_LOG_PER_SECOND == HVI_LIMIT_VALUE_log_rate, "the table of limits says so");
 
 #define BUCKETS   64u
 #define REFILL_NS (HVI_NS_SEC / HVI_LOG_PER_SECOND)

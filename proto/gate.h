@@ -28,6 +28,7 @@ struct hvi_gate_start {
     char interface[HVI_WIRE_PATH];
     uint32_t port_first, port_last;
     uint64_t start_timeout_ns;
+    uint32_t max_admin, max_admin_per_user, admin_rate_per_user; /* base/limits.def */
 };
 struct hvi_gate_ask {
     uint64_t ticket;

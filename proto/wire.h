@@ -242,6 +242,15 @@ struct hvi_event_row {
     uint64_t count;
 };
 
+struct hvi_limit_row {
+    char limit[HVI_WIRE_SHORT_TEXT]; /* its name */
+    char of[HVI_WIRE_SHORT_TEXT];
+    uint32_t uid;                 /* of "user", "job" and "session" */
+    char job[HVI_JOB_ID_MAX + 1]; /* of "job" and "session" */
+    bool counted;                 /* used is known */
+    uint64_t used, most;
+};
+
 struct hvi_engine_start {
     char job[HVI_JOB_ID_MAX + 1];
     uint64_t generation;
@@ -279,7 +288,7 @@ enum hvi_query_what {
     HVI_QUERY_RANKS = 1,
     HVI_QUERY_STALLS = 2,
     HVI_QUERY_TRACE = 3,
-    HVI_QUERY_ALIVE = 4, /* an empty report */
+    HVI_QUERY_ALIVE = 4, /* a report of limits alone */
 };
 struct hvi_engine_query {
     uint64_t request;
@@ -301,7 +310,9 @@ struct hvi_engine_report {
     size_t trace_count;
     bool has_span;
     struct hvi_span_row span;
-    bool more; /* parts of other nodes follow */
+    bool more;             /* parts of other nodes follow */
+    uint64_t region_bytes; /* ALIVE, with the next two: what is used of limits */
+    uint32_t regions, process_sets;
 };
 struct hvi_engine_stop {
     char reason[HVI_TEXT_MAX + 1];
@@ -488,15 +499,17 @@ enum hvi_admin_kind {
     HVI_ADMIN_NODES,
     HVI_ADMIN_GPUS,
     HVI_ADMIN_EVENTS,
+    HVI_ADMIN_LIMITS,
 };
-#define HVI_ADMIN_KIND_END (HVI_ADMIN_EVENTS + 1)
+#define HVI_ADMIN_KIND_END (HVI_ADMIN_LIMITS + 1)
 
 struct hvi_admin_request {
     uint32_t protocol_version;
     uint64_t request;
     enum hvi_admin_kind kind;
     char job[HVI_JOB_ID_MAX + 1]; /* "" when absent (stalls of every job) */
-    bool of_owner;                /* the job of this user: several may have one of that id */
+    bool
+        of_owner; /* the job of this user: several may have one of that id; limits: those of this user */
     uint32_t owner;
     uint64_t min_age_ns;
     char reason[HVI_TEXT_MAX + 1];
@@ -504,6 +517,7 @@ struct hvi_admin_request {
     bool signaled;
     uint32_t limit; /* trace */
     uint64_t before;
+    bool of_gate; /* limits */
 };
 
 struct hvi_daemon_status {
@@ -542,6 +556,8 @@ struct hvi_admin_reply {
     size_t gpu_count;
     struct hvi_event_row *events;
     size_t event_count;
+    struct hvi_limit_row *limits;
+    size_t limit_count;
 };
 
 /* As above. The encoders allocate: *bytes_p is the caller's to free(3). */

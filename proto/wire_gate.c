@@ -25,6 +25,9 @@ static const struct wire_field gate_start_fields[] = {
     NUMBER(10, hvi_gate_start, port_first, 0, UINT16_MAX),
     NUMBER(11, hvi_gate_start, port_last, 0, UINT16_MAX),
     U64(12, hvi_gate_start, start_timeout_ns),
+    U32(13, hvi_gate_start, max_admin),
+    U32(14, hvi_gate_start, max_admin_per_user),
+    U32(15, hvi_gate_start, admin_rate_per_user),
 };
 static const struct wire_table gate_start = TABLE(gate_start, gate_start_fields, 0);
 

@@ -162,6 +162,17 @@ static const struct wire_field gpu_row_fields[] = {
 };
 const struct wire_table hvi_wire_gpu_row = TABLE(gpu_row, gpu_row_fields, 0);
 
+static const struct wire_field limit_row_fields[] = {
+    TEXT(1, hvi_limit_row, limit, FILLED),
+    TEXT(2, hvi_limit_row, of, FILLED),
+    U32(3, hvi_limit_row, uid),
+    TEXT(4, hvi_limit_row, job, JOB_OR_EMPTY),
+    FLAG(5, hvi_limit_row, counted),
+    U64(6, hvi_limit_row, used),
+    U64(7, hvi_limit_row, most),
+};
+static const struct wire_table limit_row = TABLE(limit_row, limit_row_fields, 0);
+
 static const struct wire_field device_memory_fields[] = {
     FIXED(1, hvi_device_memory, uuid),
     U64(2, hvi_device_memory, address),
@@ -338,6 +349,9 @@ static const struct wire_field engine_report_fields[] = {
     LIST(5, hvi_engine_report, traces, trace_count, WIRE_ROWS, HVI_WIRE_TRACES_MAX, &trace_row),
     PART(26, hvi_engine_report, span, has_span, &span_row),
     FLAG(27, hvi_engine_report, more),
+    U64(28, hvi_engine_report, region_bytes),
+    U32(29, hvi_engine_report, regions),
+    U32(30, hvi_engine_report, process_sets),
 };
 static const struct wire_table engine_report = TABLE(engine_report, engine_report_fields, 0);
 
@@ -510,6 +524,12 @@ static const struct wire_table events_request = {.descriptor = &hvd__events_requ
 /* Whose job of that id is meant. */
 #define OWNER FLAG(30, hvi_admin_request, of_owner), U32(31, hvi_admin_request, owner)
 
+static const struct wire_field limits_request_fields[] = {
+    FLAG(1, hvi_admin_request, of_gate),
+    OWNER,
+};
+static const struct wire_table limits_request = TABLE(limits_request, limits_request_fields, 0);
+
 static const struct wire_field ranks_request_fields[] = {
     TEXT(1, hvi_admin_request, job, JOB),
     OWNER,
@@ -559,6 +579,7 @@ const struct wire_body hvi_wire_admin_bodies[] = {
     [HVI_ADMIN_NODES] = {"nodes", &nodes_request},
     [HVI_ADMIN_GPUS] = {"gpus", &gpus_request},
     [HVI_ADMIN_EVENTS] = {"events", &events_request},
+    [HVI_ADMIN_LIMITS] = {"limits", &limits_request},
 };
 
 static const struct wire_field admin_request_fields[] = {
@@ -601,5 +622,6 @@ static const struct wire_field admin_reply_fields[] = {
     LIST(31, hvi_admin_reply, spans, span_count, WIRE_ROWS, HVI_WIRE_ROWS_MAX, &span_row),
     LIST(32, hvi_admin_reply, gpus, gpu_count, WIRE_ROWS, HVI_WIRE_ROWS_MAX, &hvi_wire_gpu_row),
     LIST(33, hvi_admin_reply, events, event_count, WIRE_ROWS, HVI_WIRE_ROWS_MAX, &event_row),
+    LIST(34, hvi_admin_reply, limits, limit_count, WIRE_ROWS, HVI_WIRE_ROWS_MAX, &limit_row),
 };
 const struct wire_table hvi_wire_admin_reply = TABLE(admin_reply, admin_reply_fields, 0);

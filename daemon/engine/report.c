@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "daemon/engine/engine.h"
+#include "daemon/engine/sessions/control.h"
 #include "daemon/engine/sessions/intake.h"
 #include "daemon/engine/watch/stall.h"
 #include "daemon/engine/watch/trace.h"
@@ -45,6 +46,22 @@ static void fill_trace(struct engine *engine, struct hvi_engine_report *report,
         report->traces = NULL;
 }
 
+/* How much of its limits (base/limits.def) the job has used up. */
+static void fill_limits(const struct engine *engine, struct hvi_engine_report *report)
+{
+    const struct engine_sessions *sessions = &engine->sessions;
+    uint64_t registered = engine_control_region_bytes(sessions, false);
+    uint64_t of_processes = engine_control_region_bytes(sessions, true);
+
+    report->region_bytes = registered > of_processes ? registered : of_processes;
+    for (uint32_t seat = 0; seat < sessions->seats; seat++) {
+        const struct engine_session *session = sessions->ranks[seat].session;
+        if (session && session->regions.count > report->regions)
+            report->regions = session->regions.count;
+    }
+    report->process_sets = engine->order.sets.count;
+}
+
 void engine_report_fill(struct engine *engine, const struct hvi_engine_query *query,
                         struct hvi_engine_report *report_p)
 {
@@ -56,6 +73,8 @@ void engine_report_fill(struct engine *engine, const struct hvi_engine_query *qu
         fill_stalls(engine, report_p, query->min_age_ns);
     else if (query->what == HVI_QUERY_TRACE)
         fill_trace(engine, report_p, query);
+    else
+        fill_limits(engine, report_p);
 }
 
 int engine_report_send(struct engine *engine, struct hvi_packet_msg *msg)

@@ -5,13 +5,15 @@
  * listening socket is hvdd's: connections that come while there is no gate wait in it.
  *
  *   accepted --greeting, READY--> idle --request--> asked --hvdd's reply--> sending --all sent--> idle
- *      |                                                                       |
+ *      |                                              |                        |
+ *      |                                              +--too often: held 100 ms, then refused
  *      +--2 s without a handshake: closed                                      +--10 s unread: closed
  *
  * A connection that has asked for events gets one reply more for each, while no other is under way
  * (events.c). It may read them as late as it likes: those that do not fit are lost, and it is told so.
  *
- * Connections are accepted at a pace (base/pace.h), where they may be a stranger's.
+ * Connections are accepted at a pace (base/pace.h), where they may be a stranger's. A user who asks too
+ * often is refused after a while and not at once: otherwise a flood of requests would be one of refusals.
  *
  * A connection has one request under way. What the peer sends meanwhile stays in the kernel, so a
  * peer that does not read its replies makes only itself wait. Each turn of the loop takes up one
@@ -20,9 +22,11 @@
  * number is the ticket of its request, and differs from those of an earlier gate. */
 #include "daemon/gate/gate.h"
 
+#include "base/limits.h"
 #include "base/pace.h"
 #include "base/status.h"
 #include "daemon/gate/events.h"
+#include "daemon/gate/users.h"
 #include "daemon/gate/zmtp.h"
 
 #include <errno.h>
@@ -36,16 +40,16 @@
 
 #include <utlist.h>
 
-/* Connections; also shares of the gate's descriptors. */
-#define CONNECTIONS_MAX      256u
-#define CONNECTIONS_PER_USER 64u
-#define SHARE                8u
-#define SHARE_PER_USER       16u
+/* Shares of the gate's descriptors that connections may have, whatever the limits say. */
+#define SHARE          8u
+#define SHARE_PER_USER 16u
 
 #define HANDSHAKE_US 2000000u
+#define HOLD_US      100000u
+#define SLACK_US     1000u /* 0 would mean 250 ms to sd-event */
+#define SWEEP_NS     (10 * HVI_NS_MS)
 #define SENDING_US   10000000u
 #define PAUSE_US     100000u /* without descriptors */
-#define SLACK_US     1000u   /* 0 would mean 250 ms to sd-event */
 
 #define ACCEPTS_PER_WAKE 32
 #define REPLY_BYTES_MAX  (32u * 1024u * 1024u)
@@ -56,9 +60,12 @@ struct connection {
     uint64_t number;
     int fd;
     struct ucred peer; /* from the kernel */
+    struct gate_user *user;
     sd_event_source *io, *timer;
     struct gate_zmtp zmtp;
-    bool asked;     /* its request has no whole reply yet */
+    bool asked; /* its request has no whole reply yet */
+    bool held;  /* asked too often: refused when the timer is due */
+    uint64_t held_request;
     bool delimiter; /* the request came with the empty frame of a REQ socket */
     bool broken;    /* to be freed */
     bool subscribed;
@@ -75,8 +82,9 @@ struct gate_admin {
     uint64_t pause_logged_ns;
     struct hvi_pace pace;
     sd_event_source *again;
-    struct connection *connections;
+    struct connection *connections; /* oldest first */
     uint32_t count;
+    struct gate_users users;
     uint64_t last_number;
     uint64_t limit_logged_ns, limit_refused;
 };
@@ -94,6 +102,7 @@ static void connection_free(struct connection *connection)
 
     DL_DELETE(admin->connections, connection);
     admin->count--;
+    connection->user->connections--;
     sd_event_source_disable_unref(connection->io);
     sd_event_source_disable_unref(connection->timer);
     gate_zmtp_fini(&connection->zmtp);
@@ -273,6 +282,61 @@ void gate_admin_node_event(struct gate *gate, uint32_t kind, const char *name, c
     free(bytes);
 }
 
+/* ---- limits ---- */
+
+static uint32_t at_most(uint32_t limit, uint64_t share)
+{
+    return share < limit ? (uint32_t)share : limit;
+}
+
+static uint32_t connections_most(const struct gate *gate, bool of_user)
+{
+    return of_user ? at_most(gate->start.max_admin_per_user, gate->descriptors / SHARE_PER_USER)
+                   : at_most(gate->start.max_admin, gate->descriptors / SHARE);
+}
+
+static void add_limit(struct hvi_admin_reply *reply, enum hvi_limit limit, uid_t uid, uint64_t most,
+                      uint64_t used)
+{
+    struct hvi_limit_row *row;
+
+    if (reply->limit_count == HVI_WIRE_ROWS_MAX) {
+        reply->rows_left_out++;
+        return;
+    }
+    row = &reply->limits[reply->limit_count++];
+    *row = (struct hvi_limit_row){.uid = uid, .counted = true, .used = used, .most = most};
+    snprintf(row->limit, sizeof(row->limit), "%s", hvi_limit_facts[limit].name);
+    snprintf(row->of, sizeof(row->of), "%s", hvi_limit_of_text(hvi_limit_facts[limit].of));
+}
+
+/* The gate's own limits; of users those whom the asker may ask about. */
+static void answer_limits(struct connection *connection, const struct hvi_admin_request *request)
+{
+    struct gate *gate = connection->gate;
+    const uid_t asker = connection->peer.uid;
+    const bool all = asker == 0 || asker == gate->start.uid;
+    struct hvi_admin_reply reply = {.limits = calloc(HVI_WIRE_ROWS_MAX, sizeof(*reply.limits))};
+    struct gate_user *user = gate->admin->users.all;
+
+    if (reply.limits == NULL) {
+        answer_text(connection, request->request, HVI_ERR_DAEMON, "the gate is out of memory");
+        return;
+    }
+    add_limit(&reply, HVI_LIMIT_max_admin, 0, connections_most(gate, false), gate->admin->count);
+    for (; user != NULL; user = user->next) {
+        if ((!all && user->uid != asker) || (request->of_owner && user->uid != request->owner))
+            continue;
+        add_limit(&reply, HVI_LIMIT_max_admin_per_user, user->uid, connections_most(gate, true),
+                  user->connections);
+        if (!gate->start.private_mode)
+            add_limit(&reply, HVI_LIMIT_admin_rate_per_user, user->uid,
+                      gate->start.admin_rate_per_user, gate_user_asked(user, hvi_clock_ns()));
+    }
+    answer(connection, request->request, &reply);
+    hvi_admin_reply_free(&reply);
+}
+
 /* ---- requests ---- */
 
 /* Written anew, so that hvdd reads what the gate has understood and nothing of the stranger's. */
@@ -290,14 +354,43 @@ static void pass_on(struct connection *connection, const struct hvi_admin_reques
     free(msg.ask.request);
 }
 
+/* 0: the user may ask now; else in how many ns. */
+static uint64_t too_soon(struct connection *connection)
+{
+    const struct hvi_gate_start *start = &connection->gate->start;
+
+    if (start->private_mode)
+        return 0;
+    return gate_user_ask(connection->user, hvi_clock_ns(), start->admin_rate_per_user);
+}
+
+static void refuse_held(struct connection *connection)
+{
+    const uint32_t rate = connection->gate->start.admin_rate_per_user;
+    uint64_t wait_ms = gate_user_wait(connection->user, hvi_clock_ns(), rate) / HVI_NS_MS + 1;
+    char text[200];
+
+    connection->held = false;
+    snprintf(text, sizeof(text),
+             "uid %u asks hvdd more often than one user may (admin-rate-per-user = %u a second); "
+             "ask again in %llu ms",
+             (unsigned)connection->peer.uid, rate, (unsigned long long)wait_ms);
+    answer_text(connection, connection->held_request, HVI_ERR_DAEMON_LIMIT, text);
+}
+
 static void handle(struct connection *connection, const struct gate_zmtp_message *message)
 {
     const struct hvi_gate_start *start = &connection->gate->start;
     struct hvi_admin_request request;
     char text[200] = "it is not one frame", sentence[300];
+    bool good = message->whole && hvi_admin_request_decode(message->body, message->length, &request,
+                                                           text, sizeof(text)) == HVI_OK;
 
-    if (!message->whole || hvi_admin_request_decode(message->body, message->length, &request, text,
-                                                    sizeof(text)) != HVI_OK) {
+    if (too_soon(connection) != 0) {
+        connection->held = true;
+        connection->held_request = good ? request.request : 0;
+        set_deadline(connection, HOLD_US);
+    } else if (!good) {
         HVI_LOG_OF(connection->peer.uid, HVI_LOG_WARN, "admin", "bad-request",
                    "an admin request cannot be read", "uid=%u error=\"%s\"",
                    (unsigned)connection->peer.uid, text);
@@ -318,6 +411,8 @@ static void handle(struct connection *connection, const struct gate_zmtp_message
     } else if (request.kind == HVI_ADMIN_EVENTS) {
         connection->subscribed = true;
         answer_text(connection, request.request, HVI_OK, "");
+    } else if (request.kind == HVI_ADMIN_LIMITS && request.of_gate) {
+        answer_limits(connection, &request);
     } else {
         pass_on(connection, &request);
     }
@@ -406,6 +501,10 @@ static int on_deadline(sd_event_source *source, uint64_t usec, void *user)
     struct connection *connection = user;
 
     (void)source, (void)usec;
+    if (connection->held) {
+        refuse_held(connection);
+        return 0;
+    }
     HVI_LOG(HVI_LOG_DEBUG, "admin", "admin-silent",
             connection->body != NULL ? "a connection to admin.sock was closed: it does not read"
                                      : "a connection to admin.sock was closed: it says nothing",
@@ -416,42 +515,64 @@ static int on_deadline(sd_event_source *source, uint64_t usec, void *user)
 
 /* ---- accept ---- */
 
-static uint32_t at_most(uint32_t limit, uint64_t share)
-{
-    return share < limit ? (uint32_t)share : limit;
-}
-
 static bool has_hung_up(int fd)
 {
     struct pollfd poll_fd = {.fd = fd};
     return poll(&poll_fd, 1, 0) != 0 && (poll_fd.revents & (POLLHUP | POLLERR)) != 0;
 }
 
-/* Connections of a user, without those that are over and that the loop has not come to yet. */
-static uint32_t count_of(struct gate_admin *admin, uid_t uid)
+/* Frees connections of a user that are over and that the loop has not come to yet; now and then, as it looks at each. */
+static void sweep(struct gate_admin *admin, struct gate_user *user)
 {
     struct connection *connection, *spare;
-    uint32_t count = 0;
+    uint64_t now_ns = hvi_clock_ns();
 
+    if (now_ns - user->swept_ns < SWEEP_NS)
+        return;
+    user->swept_ns = now_ns;
     DL_FOREACH_SAFE(admin->connections, connection, spare)
     {
-        if (connection->peer.uid != uid)
-            continue;
-        if (has_hung_up(connection->fd))
+        if (connection->user == user && has_hung_up(connection->fd))
             connection_free(connection);
-        else
-            count++;
     }
-    return count;
 }
 
-static bool has_room(struct gate *gate, uid_t uid)
+/* Of the user that has most, more than `count`: its oldest connection without a handshake. NULL: there is none. */
+static struct connection *find_greediest(const struct gate_admin *admin, uint32_t count)
+{
+    struct connection *connection, *found = NULL;
+
+    DL_FOREACH(admin->connections, connection)
+    {
+        if (connection->zmtp.stage == GATE_ZMTP_MESSAGES || connection->user->connections <= count)
+            continue;
+        count = connection->user->connections;
+        found = connection;
+    }
+    return found;
+}
+
+/* Where all places are taken, the greediest user gives one of its own up. */
+static bool make_room(struct gate *gate, struct gate_user *user)
 {
     struct gate_admin *admin = gate->admin;
-    uint32_t own = count_of(admin, uid);
+    struct connection *greediest;
 
-    return own < at_most(CONNECTIONS_PER_USER, gate->descriptors / SHARE_PER_USER) &&
-           admin->count < at_most(CONNECTIONS_MAX, gate->descriptors / SHARE);
+    if (user->connections >= connections_most(gate, true))
+        sweep(admin, user);
+    if (user->connections >= connections_most(gate, true))
+        return false;
+    if (admin->count < connections_most(gate, false))
+        return true;
+    greediest = find_greediest(admin, user->connections);
+    if (greediest == NULL)
+        return false;
+    HVI_LOG_OF(greediest->peer.uid, HVI_LOG_WARN, "admin", "admin-limit",
+               "a connection to admin.sock was closed: there are as many as there may be "
+               "(max-admin), and its user has most",
+               "uid=%u", (unsigned)greediest->peer.uid);
+    connection_free(greediest);
+    return true;
 }
 
 /* One line a second, whatever comes. */
@@ -463,8 +584,8 @@ static void log_limit(struct gate_admin *admin, uid_t uid)
     if (admin->limit_logged_ns != 0 && now - admin->limit_logged_ns < HVI_NS_SEC)
         return;
     HVI_LOG(HVI_LOG_WARN, "admin", "admin-limit",
-            "a connection to admin.sock was closed: its user, or all together, have as many as "
-            "they may",
+            "a connection to admin.sock was closed: its user (max-admin-per-user), or all together "
+            "(max-admin), have as many as they may",
             "uid=%u refused=%llu", (unsigned)uid, (unsigned long long)admin->limit_refused);
     admin->limit_logged_ns = now;
     admin->limit_refused = 0;
@@ -483,7 +604,8 @@ static bool start(struct connection *connection)
                 MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)gate_zmtp_hello_bytes;
 }
 
-static struct connection *connection_new(struct gate *gate, int fd, const struct ucred *peer)
+static struct connection *connection_new(struct gate *gate, int fd, const struct ucred *peer,
+                                         struct gate_user *user)
 {
     struct connection *connection = calloc(1, sizeof(*connection));
 
@@ -492,6 +614,8 @@ static struct connection *connection_new(struct gate *gate, int fd, const struct
     connection->gate = gate;
     connection->fd = fd;
     connection->peer = *peer;
+    connection->user = user;
+    user->connections++;
     connection->number = ++gate->admin->last_number;
     DL_APPEND(gate->admin->connections, connection);
     gate->admin->count++;
@@ -501,6 +625,7 @@ static struct connection *connection_new(struct gate *gate, int fd, const struct
 static void take(struct gate *gate, int fd)
 {
     struct connection *connection;
+    struct gate_user *user;
     struct ucred peer;
     socklen_t size = sizeof(peer);
 
@@ -508,12 +633,13 @@ static void take(struct gate *gate, int fd)
         close(fd);
         return;
     }
-    if (!has_room(gate, peer.uid)) {
+    user = gate_users_get(&gate->admin->users, peer.uid, hvi_clock_ns());
+    if (user == NULL || !make_room(gate, user)) {
         log_limit(gate->admin, peer.uid);
         close(fd);
         return;
     }
-    connection = connection_new(gate, fd, &peer);
+    connection = connection_new(gate, fd, &peer, user);
     if (connection == NULL)
         close(fd);
     else if (!start(connection))
@@ -606,6 +732,7 @@ void gate_admin_close(struct gate *gate)
     sd_event_source_disable_unref(admin->again);
     while (admin->connections != NULL)
         connection_free(admin->connections);
+    gate_users_fini(&admin->users);
     close(admin->fd);
     gate->admin = NULL;
     free(admin);

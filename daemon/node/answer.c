@@ -3,9 +3,14 @@
  * the engines alone, so such a request becomes an `answer`: the reply as far as it is known, one
  * question per engine, and a second's time. An engine that stays silent leaves no rows but a
  * sentence that says so. The engine of a job that spans nodes asks the others, and sends a report for each
- * node (daemon/engine/gather.h). */
+ * node (daemon/engine/gather.h).
+ *
+ * What is used of limits (base/limits.def): hvdd counts jobs, sessions, connections and workers itself, and every engine
+ * says with its answer to a beat (beat.c) what its job uses. So no engine is asked, and its figures are a second old at
+ * most. The gate answers for its own. */
 #include "daemon/node/node.h"
 
+#include "base/limits.h"
 #include "base/status.h"
 #include "base/utf8.h"
 #include "daemon/node/merge.h"
@@ -477,6 +482,181 @@ static void answer_process_exited(struct node *node, const struct node_asker *as
     node_answer_text(node, asker, is_missed ? HVI_ERR_RANK_LOST : HVI_OK, "");
 }
 
+/* ---- limits ---- */
+
+/* The reply as it grows. */
+struct rows {
+    struct node *node;
+    const struct node_asker *asker;
+    struct hvi_admin_reply reply;
+};
+
+static struct hvi_limit_row *row_new(struct rows *rows, enum hvi_limit limit, uint64_t most)
+{
+    struct hvi_admin_reply *reply = &rows->reply;
+    struct hvi_limit_row *row;
+
+    if (reply->limit_count == HVI_WIRE_ROWS_MAX) {
+        reply->rows_left_out++;
+        return NULL;
+    }
+    row = &reply->limits[reply->limit_count++];
+    snprintf(row->limit, sizeof(row->limit), "%s", hvi_limit_facts[limit].name);
+    snprintf(row->of, sizeof(row->of), "%s", hvi_limit_of_text(hvi_limit_facts[limit].of));
+    row->most = most;
+    return row;
+}
+
+static void add_all(struct rows *rows, enum hvi_limit limit, int64_t most, uint64_t used)
+{
+    struct hvi_limit_row *row = row_new(rows, limit, (uint64_t)most);
+
+    if (row == NULL)
+        return;
+    row->used = used;
+    row->counted = true;
+}
+
+static void add_user(struct rows *rows, enum hvi_limit limit, uid_t uid, int64_t most,
+                     uint64_t used)
+{
+    struct hvi_limit_row *row = row_new(rows, limit, (uint64_t)most);
+
+    if (row == NULL)
+        return;
+    row->uid = uid;
+    row->used = used;
+    row->counted = true;
+}
+
+/* So much in a second: nothing is in use. */
+static void add_rate(struct rows *rows, enum hvi_limit limit, uid_t uid, int64_t most)
+{
+    struct hvi_limit_row *row = row_new(rows, limit, (uint64_t)most);
+
+    if (row != NULL)
+        row->uid = uid;
+}
+
+static void add_job(struct rows *rows, enum hvi_limit limit, const struct node_engine *engine,
+                    uint64_t most, uint64_t used)
+{
+    const struct node_job_name *name = &engine->generation->job->name;
+    struct hvi_limit_row *row = row_new(rows, limit, most);
+
+    if (row == NULL)
+        return;
+    row->uid = name->uid;
+    snprintf(row->job, sizeof(row->job), "%s", name->id);
+    row->used = used;
+    row->counted = engine->process_sets != 0;
+}
+
+static void fill_all(struct rows *rows)
+{
+    const struct node *node = rows->node;
+
+    add_all(rows, HVI_LIMIT_max_jobs, node->config.max_jobs,
+            node_jobs_under_way(&node->jobs, NULL));
+    add_all(rows, HVI_LIMIT_max_sessions, node->config.max_sessions, node->jobs.session_count);
+    add_all(rows, HVI_LIMIT_max_pending, node_attach_pending_most(node, false),
+            node->pending_count);
+    add_all(rows, HVI_LIMIT_gpu_workers, node->config.gpu_workers,
+            node_gpu_count(&node->gpu, NULL));
+}
+
+static void fill_user(struct rows *rows, uid_t uid)
+{
+    const struct node *node = rows->node;
+
+    if (!node->private_mode) {
+        add_user(rows, HVI_LIMIT_max_jobs_per_user, uid, node->config.max_jobs_per_user,
+                 node_jobs_under_way(&node->jobs, &uid));
+        add_rate(rows, HVI_LIMIT_start_rate_per_user, uid, node->config.start_rate_per_user);
+    }
+    add_user(rows, HVI_LIMIT_max_sessions_per_user, uid, node->config.max_sessions_per_user,
+             node_jobs_sessions_of(&node->jobs, uid));
+    add_user(rows, HVI_LIMIT_max_pending_per_user, uid, node_attach_pending_most(node, true),
+             node_attach_pending_of(node, uid));
+    add_user(rows, HVI_LIMIT_gpu_workers_per_user, uid, node->config.gpu_workers_per_user,
+             node_gpu_count(&node->gpu, &uid));
+    add_rate(rows, HVI_LIMIT_log_rate, uid, HVI_LIMIT_VALUE_log_rate);
+}
+
+static void fill_jobs(struct rows *rows, uid_t uid)
+{
+    const struct node *node = rows->node;
+    struct node_engine *engine;
+
+    DL_FOREACH(node->engines, engine)
+    {
+        if (engine->generation->job->name.uid != uid)
+            continue;
+        add_job(rows, HVI_LIMIT_region_limit, engine, node_spawn_region_limit(node),
+                engine->region_bytes);
+        add_job(rows, HVI_LIMIT_regions_per_session, engine,
+                (uint64_t)node->config.regions_per_session, engine->regions);
+        add_job(rows, HVI_LIMIT_process_sets, engine, HVI_LIMIT_VALUE_process_sets,
+                engine->process_sets);
+    }
+}
+
+static bool is_there(const struct rows *rows, uid_t uid)
+{
+    for (size_t i = 0; i < rows->reply.limit_count; i++)
+        if (rows->reply.limits[i].uid == uid && strcmp(rows->reply.limits[i].of, "all") != 0)
+            return true;
+    return false;
+}
+
+/* Once for each user that may be told of. */
+static void fill_once(struct rows *rows, uid_t uid)
+{
+    if (!node_decide_may_ask(rows->node, rows->asker->uid, uid) || is_there(rows, uid))
+        return;
+    fill_user(rows, uid);
+    fill_jobs(rows, uid);
+}
+
+static void fill_users(struct rows *rows)
+{
+    const struct node *node = rows->node;
+    const struct node_job *job;
+    struct node_pending *pending;
+
+    fill_once(rows, rows->asker->uid);
+    for (job = node->jobs.by_name; job != NULL; job = job->hh.next)
+        fill_once(rows, job->name.uid);
+    DL_FOREACH(node->pendings, pending)
+    {
+        fill_once(rows, pending->peer.uid);
+    }
+}
+
+static void answer_limits(struct node *node, const struct node_asker *asker,
+                          const struct hvi_admin_request *request)
+{
+    struct rows rows = {.node = node, .asker = asker};
+
+    if (request->of_owner && !node_decide_may_ask(node, asker->uid, request->owner)) {
+        node_answer_text(node, asker, HVI_ERR_REFUSED,
+                         "the shares of another user are for that user and root to see");
+        return;
+    }
+    rows.reply.limits = calloc(HVI_WIRE_ROWS_MAX, sizeof(*rows.reply.limits));
+    if (rows.reply.limits == NULL) {
+        node_answer_text(node, asker, HVI_ERR_DAEMON, "hvdd is out of memory");
+        return;
+    }
+    fill_all(&rows);
+    if (request->of_owner)
+        fill_once(&rows, request->owner);
+    else
+        fill_users(&rows);
+    node_gate_reply(node, asker, &rows.reply);
+    hvi_admin_reply_free(&rows.reply);
+}
+
 void node_answer_request(struct node *node, const struct node_asker *asker,
                          const struct hvi_admin_request *request)
 {
@@ -508,6 +688,9 @@ void node_answer_request(struct node *node, const struct node_asker *asker,
         break;
     case HVI_ADMIN_GPUS:
         answer_gpus(node, asker);
+        break;
+    case HVI_ADMIN_LIMITS:
+        answer_limits(node, asker, request);
         break;
     }
 }

@@ -158,6 +158,40 @@ static void hand_over(struct node_pending *pending, struct node_generation *gene
     /* A broken link: its engine ends, and node_attach_engine_gone goes on from there. */
 }
 
+static struct node_start *start_of(struct node *node, uid_t uid)
+{
+    struct node_start *oldest = &node->starts[0];
+
+    for (size_t i = 0; i < NODE_STARTS; i++) {
+        struct node_start *start = &node->starts[i];
+        if (start->paid_ns != 0 && start->uid == uid)
+            return start;
+        if (start->paid_ns < oldest->paid_ns)
+            oldest = start;
+    }
+    *oldest = (struct node_start){.uid = uid};
+    return oldest;
+}
+
+/* An engine costs the machine some milliseconds, wherever the stranger's own processes may run. */
+static bool may_start(struct node *node, uid_t uid, struct node_decision *decision)
+{
+    uint64_t rate = (uint64_t)node->config.start_rate_per_user, wait_ns;
+
+    if (node->private_mode)
+        return true;
+    wait_ns = hvi_rate_take(&start_of(node, uid)->paid_ns, hvi_clock_ns(), HVI_NS_SEC / rate,
+                            (uint64_t)node->config.max_jobs_per_user);
+    if (wait_ns == 0)
+        return true;
+    snprintf(decision->text, sizeof(decision->text),
+             "uid %u starts jobs faster than one user may (start-rate-per-user = %llu a second); "
+             "try again in %llu ms",
+             (unsigned)uid, (unsigned long long)rate,
+             (unsigned long long)(wait_ns / HVI_NS_MS + 1));
+    return false;
+}
+
 /* A generation and its engine for a rank that finds none. */
 static int make_generation(const struct node_pending *pending,
                            const struct hvi_attach_request *request, struct node_decision *decision)
@@ -166,6 +200,8 @@ static int make_generation(const struct node_pending *pending,
     char digest[HVI_DIGEST_TEXT];
     int status;
 
+    if (!may_start(node, pending->peer.uid, decision))
+        return HVI_ERR_DAEMON_LIMIT;
     hvi_digest_text(request->job_key, digest);
     status =
         node_generation_new(&node->jobs, request->job, pending->peer.uid, digest, request->size,
@@ -554,10 +590,10 @@ static int64_t least(int64_t a, uint64_t b)
     return (uint64_t)a < b ? a : (int64_t)b;
 }
 
-static int64_t pendings_of(const struct node *node, uid_t uid)
+uint32_t node_attach_pending_of(const struct node *node, uid_t uid)
 {
     const struct node_pending *pending;
-    int64_t count = 0;
+    uint32_t count = 0;
 
     DL_FOREACH(node->pendings, pending)
     {
@@ -568,27 +604,66 @@ static int64_t pendings_of(const struct node *node, uid_t uid)
 
 /* A connection that waits costs two descriptors. So that one user's leave some to the others, and all together some to
  * the jobs, the limits are also shares of the descriptors that hvdd may have. */
-static bool has_room(const struct node *node, const struct node_peer *peer, char *text_p,
-                     size_t size)
+int64_t node_attach_pending_most(const struct node *node, bool of_user)
 {
-    int64_t all = least(node->config.max_pending, node->descriptors / 4);
-    int64_t each = least(node->config.max_pending_per_user, node->descriptors / 8);
+    return of_user ? least(node->config.max_pending_per_user, node->descriptors / 8)
+                   : least(node->config.max_pending, node->descriptors / 4);
+}
 
-    if (node->pending_count >= all) {
-        snprintf(text_p, size,
-                 "%u connections wait to be attached, which is the most (max-pending, and a "
-                 "quarter of hvdd's "
-                 "descriptors); try again",
-                 node->pending_count);
-        return false;
+/* Of the user that has most, more than `count`: its oldest connection that has said nothing. NULL: there is none. */
+static struct node_pending *find_greediest(const struct node *node, uint32_t count)
+{
+    struct node_pending *pending, *found = NULL;
+    uid_t last = (uid_t)-1;
+
+    DL_FOREACH(node->pendings, pending)
+    {
+        bool silent = pending->bytes == NULL && pending->generation == NULL;
+        if (!silent || pending->peer.uid == last)
+            continue;
+        last = pending->peer.uid;
+        if (node_attach_pending_of(node, last) <= count)
+            continue;
+        count = node_attach_pending_of(node, last);
+        found = pending;
     }
-    if (pendings_of(node, peer->uid) >= each) {
-        snprintf(text_p, size,
-                 "%lld connections of uid %u wait to be attached, which is the most for one user "
-                 "(max-pending-per-user, and an eighth of hvdd's descriptors); try again",
-                 (long long)each, (unsigned)peer->uid);
+    return found;
+}
+
+static bool has_room_of_own(const struct node *node, const struct node_peer *peer, uint32_t own,
+                            char *text_p, size_t size)
+{
+    int64_t each = node_attach_pending_most(node, true);
+
+    if (own < each)
+        return true;
+    snprintf(text_p, size,
+             "%lld connections of uid %u wait to be attached, which is the most for one user "
+             "(max-pending-per-user, and an eighth of hvdd's descriptors); try again",
+             (long long)each, (unsigned)peer->uid);
+    return false;
+}
+
+/* Where all places are taken, the greediest user gives one of its own up. */
+static bool make_room(struct node *node, const struct node_peer *peer, char *text_p, size_t size)
+{
+    uint32_t own = node_attach_pending_of(node, peer->uid);
+    struct node_pending *greediest;
+
+    if (!has_room_of_own(node, peer, own, text_p, size))
         return false;
-    }
+    if (node->pending_count < node_attach_pending_most(node, false))
+        return true;
+    snprintf(text_p, size,
+             "%u connections wait to be attached, which is the most (max-pending, and a quarter of "
+             "hvdd's descriptors), and this user has as many of them as anybody; try again",
+             node->pending_count);
+    greediest = find_greediest(node, own);
+    if (greediest == NULL)
+        return false;
+    pending_refuse(greediest, HVI_ERR_DAEMON_LIMIT,
+                   "more connections wait to be attached than may (max-pending), and this is the "
+                   "oldest silent one of the user that has most; try again");
     return true;
 }
 
@@ -608,7 +683,7 @@ void node_attach_accept(struct node *node, int fd)
         node_discard(&node->discard, fd, false);
         return;
     }
-    if (!has_room(node, &peer, text, sizeof(text))) {
+    if (!make_room(node, &peer, text, sizeof(text))) {
         refuse_at_once(node, fd, &peer, text);
         return;
     }

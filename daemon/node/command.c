@@ -53,7 +53,8 @@ static error_t parse_option(int key, char *argument, struct argp_state *state)
         command->print_config = true;
         return 0;
     case KEY_MAN:
-        command->help_man = true;
+        command->help_man = argument == NULL;
+        command->help_limits = argument != NULL;
         return 0;
     case ARGP_KEY_ARG:
         argp_error(state, "\"%s\" is not an option", argument);
@@ -90,8 +91,10 @@ static void fill_options(struct argp_option *options, char helps[][512])
                                         .doc = "Print the configuration as a file and exit"};
     options[i++] = (struct argp_option){.name = "help-man",
                                         .key = KEY_MAN,
-                                        .flags = OPTION_HIDDEN,
-                                        .doc = "Print the options as scdoc source and exit"};
+                                        .arg = "limits",
+                                        .flags = OPTION_HIDDEN | OPTION_ARG_OPTIONAL,
+                                        .doc = "Print the options, or the limits, as scdoc source "
+                                               "and exit"};
     options[i] = (struct argp_option){0};
 }
 

@@ -4,6 +4,7 @@
  * instead of being cut in two. */
 #include "daemon/node/config.h"
 
+#include "base/limits.h"
 #include "base/status.h"
 
 #include <errno.h>
@@ -482,5 +483,27 @@ void node_config_print_man(FILE *out)
         if (row->standard[0] != '\0' && row->apply != NODE_APPLY_COMMAND)
             fprintf(out, "; default %s", row->standard);
         fprintf(out, ". %s\n\n", applies[row->apply]);
+    }
+}
+
+/* Whose share each is and who counts it; what is no option, in words. */
+void node_config_print_limits(FILE *out)
+{
+    fprintf(out, "[[ *limit*\n:[ *of*\n:[ *counted by*\n:[ *default*\n");
+    for (int i = 0; i < HVI_LIMITS; i++) {
+        const struct hvi_limit_fact *fact = &hvi_limit_facts[i];
+        fprintf(out, "|  %s\n:  %s\n:  %s\n", fact->name, hvi_limit_of_text(fact->of),
+                hvi_limit_by_text(fact->by));
+        if (fact->fixed != 0)
+            fprintf(out, ":  %llu, fixed\n", (unsigned long long)fact->fixed);
+        else
+            fprintf(out, ":  %s\n", node_config_find(fact->name)->standard);
+    }
+    for (int i = 0; i < HVI_LIMITS; i++) {
+        if (hvi_limit_facts[i].fixed == 0)
+            continue;
+        fprintf(out, "\n*%s*\n\t", hvi_limit_facts[i].name);
+        print_escaped(hvi_limit_facts[i].help, out);
+        fprintf(out, ".\n");
     }
 }

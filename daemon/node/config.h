@@ -74,7 +74,7 @@ struct node_command {
         const char *value;
     } overrides[NODE_OVERRIDES_MAX];
     size_t override_count;
-    bool print_config, help_man;
+    bool print_config, help_man, help_limits;
 };
 
 /* Reads argv with argp(3). --help, --version and usage errors (exit code 2) end the process. */
@@ -106,8 +106,9 @@ bool node_config_differs(const struct node_config_row *row, const struct node_co
 void node_config_copy(const struct node_config_row *row, const struct node_config *from,
                       struct node_config *to);
 
-/* A file that gives this configuration; the rows as scdoc(5) source. */
+/* A file that gives this configuration; the rows, and base/limits.def, as scdoc(5) source. */
 void node_config_print(const struct node_config *config, FILE *out);
 void node_config_print_man(FILE *out);
+void node_config_print_limits(FILE *out);
 
 #endif

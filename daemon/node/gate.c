@@ -462,6 +462,9 @@ static void send_start(struct node *node)
     msg.start.private_mode = node->private_mode;
     msg.start.uid = node->uid;
     msg.start.log_level = (int32_t)hvi_log_level();
+    msg.start.max_admin = (uint32_t)node->config.max_admin;
+    msg.start.max_admin_per_user = (uint32_t)node->config.max_admin_per_user;
+    msg.start.admin_rate_per_user = (uint32_t)node->config.admin_rate_per_user;
     node_mesh_fill_start(node, &msg.start);
     send_msg(node, &msg, &node->admin_fd, 1);
     node_mesh_tell_all(node);

@@ -729,7 +729,7 @@ static struct node_worker *find(const struct node_gpu *gpu, const struct node_gp
 }
 
 /* Those that end give their place up. */
-static uint32_t count_of(const struct node_gpu *gpu, const uid_t *uid)
+uint32_t node_gpu_count(const struct node_gpu *gpu, const uid_t *uid)
 {
     const struct node_worker *worker;
     uint32_t count = 0;
@@ -745,7 +745,7 @@ static bool find_place(const struct node_gpu *gpu, const uid_t *uid, int64_t lim
 {
     struct node_worker *worker;
 
-    if (count_of(gpu, uid) < (uint64_t)limit)
+    if (node_gpu_count(gpu, uid) < (uint64_t)limit)
         return true;
     DL_FOREACH(gpu->workers, worker)
     {
@@ -774,12 +774,12 @@ static int check_start(const struct node_gpu *gpu, const struct node_gpu_asker *
     if (!find_place(gpu, &asker->uid, config->gpu_workers_per_user)) {
         snprintf(text_p, text_size,
                  "user %u has %u workers for GPUs already (gpu-workers-per-user)",
-                 (unsigned)asker->uid, count_of(gpu, &asker->uid));
+                 (unsigned)asker->uid, node_gpu_count(gpu, &asker->uid));
         return HVI_ERR_DAEMON_LIMIT;
     }
     if (!find_place(gpu, NULL, config->gpu_workers)) {
         snprintf(text_p, text_size, "hvdd has %u workers for GPUs already (gpu-workers)",
-                 count_of(gpu, NULL));
+                 node_gpu_count(gpu, NULL));
         return HVI_ERR_DAEMON_LIMIT;
     }
     return HVI_OK;

@@ -86,6 +86,8 @@ void node_gpu_engine_gone(struct node_gpu *gpu, struct node_engine *engine);
 void node_gpu_stop_all(struct node_gpu *gpu, const char *reason);
 /* A row of each worker, at most HVI_WIRE_ROWS_MAX, into `reply`, which owns them. HVI_OK or HVI_ERR_NO_MEMORY. */
 int node_gpu_rows(const struct node_gpu *gpu, struct hvi_admin_reply *reply);
+/* Workers that have a place: of `uid`, NULL: of all users. */
+uint32_t node_gpu_count(const struct node_gpu *gpu, const uid_t *uid);
 /* Frees everything without ending or poisoning anything. */
 void node_gpu_close(struct node_gpu *gpu);
 

@@ -285,6 +285,16 @@ static bool handle_notice(struct node_engine *engine, const struct hvi_notice *n
     return true;
 }
 
+/* The answer to a beat says what the job uses of its limits; any other report leaves that out. */
+static void keep_limits(struct node_engine *engine, const struct hvi_engine_report *report)
+{
+    if (report->process_sets == 0)
+        return;
+    engine->region_bytes = report->region_bytes;
+    engine->regions = report->regions;
+    engine->process_sets = report->process_sets;
+}
+
 /* False: the engine of a job that is here wholly, or of one with other sizes. */
 static bool handle_node(struct node_engine *engine, const struct hvi_packet *packet,
                         const struct hvi_engine_node *said)
@@ -356,9 +366,10 @@ static bool handle_packet(struct node_engine *engine, struct hvi_packet *packet)
         good = false;
     else if (msg.kind == HVI_PACKET_ENGINE_SESSION)
         good = handle_session(engine, &msg.engine_session);
-    else if (msg.kind == HVI_PACKET_ENGINE_REPORT)
+    else if (msg.kind == HVI_PACKET_ENGINE_REPORT) {
+        keep_limits(engine, &msg.engine_report);
         node_answer_report(engine->node, engine, &msg.engine_report);
-    else if (msg.kind == HVI_PACKET_NOTICE)
+    } else if (msg.kind == HVI_PACKET_NOTICE)
         good = handle_notice(engine, &msg.notice);
     else if (msg.kind == HVI_PACKET_ACK)
         node_attach_timeline_done(engine->node, engine, &msg.ack);

@@ -50,6 +50,10 @@ static void read_config(struct node *node, int argc, char **argv)
         node_config_print_man(stdout);
         exit(0);
     }
+    if (node->command.help_limits) {
+        node_config_print_limits(stdout);
+        exit(0);
+    }
     if (node_config_load(&node->command, &node->config, text, sizeof(text)) != HVI_OK) {
         fprintf(stderr, "hvdd: %s\n", text);
         exit(2);

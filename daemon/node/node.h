@@ -90,7 +90,9 @@ struct node_engine {
     size_t node_packet_bytes;
     uint64_t registration; /* at the rendezvous; no engine before it had this number */
     bool met;              /* the rendezvous has answered it */
-    char *lost;            /* how its first lost rank ended; NULL: none is lost */
+    uint64_t region_bytes; /* as it has said last, with the next two: EngineReport */
+    uint32_t regions, process_sets;
+    char *lost; /* how its first lost rank ended; NULL: none is lost */
 };
 
 /* A listening socket that the loop accepts from (listen.c). */
@@ -100,6 +102,13 @@ struct node_acceptor {
     sd_event_source *io, *again;
     uint64_t logged_ns;
     struct hvi_pace pace;
+};
+
+/* How fast engines are started for a user. */
+#define NODE_STARTS 64u
+struct node_start {
+    uid_t uid;
+    uint64_t paid_ns; /* base/rate.h */
 };
 
 struct node_counters {
@@ -173,6 +182,8 @@ struct node {
     uint32_t pending_count;
     struct node_discard discard;
     struct node_jobs jobs;
+    struct node_start
+        starts[NODE_STARTS]; /* the one that was paid for first makes room for another user */
     struct node_engine *engines;
     sd_event_source *beat;
     uint64_t hellos_until_ns; /* engines of a killed hvdd may still say hello; 0: there was none */
@@ -229,6 +240,10 @@ int node_decide_job(const struct node *node, uid_t uid, const uint32_t *owner, c
 int32_t node_attach_seats(const struct hvi_attach_request *request);
 int32_t node_attach_seat(const struct hvi_attach_request *request);
 
+/* How many connections may wait to be attached: `of_user` one user's. */
+int64_t node_attach_pending_most(const struct node *node, bool of_user);
+/* How many of a user's wait. */
+uint32_t node_attach_pending_of(const struct node *node, uid_t uid);
 /* Takes over an accepted connection; closes `fd` in the end whatever happens. */
 void node_attach_accept(struct node *node, int fd);
 /* What the engine said about a rank it was given: its connection is not ours any more. */
@@ -262,6 +277,8 @@ int node_spawn_program(const char *path, int program_fd, const char *name, int l
  * HVI_ERR_DAEMON with a sentence; logs. */
 int node_spawn_engine(struct node *node, struct node_generation *generation, int trainer_fd,
                       char *text_p, size_t text_size);
+/* Bytes of region-limit, also where it is left to hvdd. */
+uint64_t node_spawn_region_limit(const struct node *node);
 /* Watches the process of engine->pidfd, which may be our child. Negative: -errno, as from sd-event.
  */
 int node_spawn_watch(struct node_engine *engine);

@@ -182,13 +182,19 @@ int node_spawn_program(const char *path, int program_fd, const char *name, int l
     return run_program(opened, name, link_fd, pid_p);
 }
 
+uint64_t node_spawn_region_limit(const struct node *node)
+{
+    if (node->config.region_limit != 0)
+        return (uint64_t)node->config.region_limit;
+    return (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGE_SIZE) / 2;
+}
+
 /* The engine takes from `trainer_fd` as whose it runs; -1: it stays hvdd's user's. */
 static int send_start(struct node *node, struct node_engine *engine, int trainer_fd)
 {
     const struct node_generation *generation = engine->generation;
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_ENGINE_START};
     struct hvi_engine_start *start = &msg.engine_start;
-    uint64_t memory = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGE_SIZE);
 
     snprintf(start->job, sizeof(start->job), "%s", generation->job->name.id);
     start->generation = generation->number;
@@ -196,8 +202,7 @@ static int send_start(struct node *node, struct node_engine *engine, int trainer
     start->uid = generation->job->name.uid;
     start->threads = (uint32_t)node->config.threads;
     start->regions_max = (uint32_t)node->config.regions_per_session;
-    start->region_bytes_max =
-        node->config.region_limit != 0 ? (uint64_t)node->config.region_limit : memory / 2;
+    start->region_bytes_max = node_spawn_region_limit(node);
     start->stall_warn_ns = (uint64_t)node->config.stall_warn;
     snprintf(start->attach_path, sizeof(start->attach_path), "%s", node->attach_path);
     start->log_level = (int32_t)hvi_log_level();

@@ -1,6 +1,6 @@
 # cmake -DSCDOC= -DHVDD= -DHVDRUN= -DSOURCE=page.scd -DOUT=page -P page.cmake: one man page, with the options of hvdd for @OPTIONS@,
 # in hvdrun(1) those of hvdrun.
-# In hvdd.conf(5) they are named without dashes, and those of the command line alone are left out.
+# In hvdd.conf(5), which has the limits for @LIMITS@, they are named without dashes, and those of the command line alone are left out.
 file(READ ${SOURCE} text)
 if(text MATCHES "@OPTIONS@")
   set(program ${HVDD})
@@ -14,6 +14,11 @@ if(text MATCHES "@OPTIONS@")
     string(REPLACE "*--" "*" options "${options}")
   endif()
   string(REPLACE "@OPTIONS@" "${options}" text "${text}")
+endif()
+if(text MATCHES "@LIMITS@")
+  execute_process(COMMAND ${HVDD} --help-man=limits OUTPUT_VARIABLE limits COMMAND_ERROR_IS_FATAL ANY)
+  string(STRIP "${limits}" limits)
+  string(REPLACE "@LIMITS@" "${limits}" text "${text}")
 endif()
 file(WRITE ${OUT}.scd "${text}")
 execute_process(COMMAND ${SCDOC} INPUT_FILE ${OUT}.scd OUTPUT_FILE ${OUT} COMMAND_ERROR_IS_FATAL ANY)

@@ -27,7 +27,7 @@ from typing import Annotated, Any, NamedTuple, Optional, get_type_hints
 from hvd._native import library_path
 
 # Kinds of requests and events (enum hvd_admin_kind, enum hvd_admin_event_kind).
-_STATUS, _JOBS, _RANKS, _STALLS, _JOB_STOP, _TRACE, _NODES, _GPUS = 3, 4, 5, 6, 7, 9, 10, 11
+_STATUS, _JOBS, _RANKS, _STALLS, _JOB_STOP, _TRACE, _NODES, _GPUS, _LIMITS = 3, 4, 5, 6, 7, 9, 10, 11, 13
 _ANY = -1
 #: Kinds of an `Event`. LOST: `count` events were lost because nobody read them; 0: nobody knows how many.
 LOST, RANK_LOST, GENERATION_BEGAN, GENERATION_ENDED, ENGINE_LOST, NODE_JOINED, NODE_LOST, STALL = range(1, 9)
@@ -200,6 +200,17 @@ class Gpu(NamedTuple):
     links: _Text
 
 
+class Limit(NamedTuple):
+    """What keeps users apart. `of`: "all", "user", "job" or "session"; `uid`: the user, or whose job. `counted`: `used` is known."""
+    limit: _Text
+    of: _Text
+    uid: _U32
+    job: _Text
+    counted: _Flag
+    used: _U64
+    most: _U64
+
+
 class Answer(NamedTuple):
     """Rows, those that were asked for; `text`: what was done, or what keeps them from being all. `rows_left_out`: of a full message."""
     text: _Text
@@ -212,6 +223,7 @@ class Answer(NamedTuple):
     nodes: Annotated[list[Node], _Rows(Node)]
     spans: Annotated[list[Span], _Rows(Span)]
     gpus: Annotated[list[Gpu], _Rows(Gpu)]
+    limits: Annotated[list[Limit], _Rows(Limit)]
 
 
 class Event(NamedTuple):
@@ -430,6 +442,10 @@ class Admin:
     def gpus(self) -> Answer:
         """`.gpus` that hvdd's workers have."""
         return self._ask(_GPUS)
+
+    def limits(self, owner: int | None = None) -> Answer:
+        """`.limits` of users, and what is used of them. `owner`: only this uid's; None: of everybody whom this user may ask about."""
+        return self._ask(_LIMITS, owner=owner)
 
     def stop(self, job: str, reason: str | None = None, owner: int | None = None) -> str:
         """Ends a job with an error on its ranks, which are told the reason. What was done, as a sentence."""

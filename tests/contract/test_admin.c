@@ -257,6 +257,36 @@ START_TEST(the_gate_itself_answers_about_nodes_and_nobody_has_a_gpu)
 }
 END_TEST
 
+static const struct hvd_admin_limit *limit_of(const char *name)
+{
+    for (size_t i = 0; i < answer->limit_count; i++)
+        if (strcmp(answer->limits[i]->limit, name) == 0)
+            return answer->limits[i];
+    ck_abort_msg("no limit %s among %zu", name, answer->limit_count);
+}
+
+START_TEST(limits_are_those_of_hvdd_and_of_its_gate)
+{
+    ask(HVD_ADMIN_LIMITS, NULL);
+    ck_assert_str_eq(limit_of("max-jobs")->of, "all");
+    ck_assert_uint_eq(limit_of("max-jobs")->most, 256);
+    ck_assert_str_eq(limit_of("max-sessions-per-user")->of, "user");
+    ck_assert_uint_eq(limit_of("max-sessions-per-user")->uid, geteuid());
+    ck_assert(!limit_of("log-rate")->counted);
+    ck_assert(limit_of("max-admin")->counted);
+    ck_assert_uint_ge(limit_of("max-admin")->used, 1);
+    hvd_admin_answer_free(answer);
+    hvd_admin_request_init(&request, HVD_ADMIN_LIMITS);
+    request.owner = (int64_t)geteuid() + 1; /* who has asked nothing */
+    ck_assert_int_eq(hvd_admin_ask(admin, &request, SOON_NS, &answer), HVD_OK);
+    ck_assert_uint_eq(limit_of("max-sessions-per-user")->uid, geteuid() + 1);
+    ck_assert_str_eq(limit_of("max-admin")->job, "");
+    for (size_t i = 0; i < answer->limit_count; i++)
+        if (strcmp(answer->limits[i]->of, "user") == 0)
+            ck_assert_uint_eq(answer->limits[i]->uid, geteuid() + 1);
+}
+END_TEST
+
 START_TEST(what_cannot_be_is_an_error_with_a_sentence)
 {
     ck_assert_int_eq(try_ask(HVD_ADMIN_RANKS, "nobody", SOON_NS), HVD_ERR_NOT_FOUND);
@@ -265,6 +295,8 @@ START_TEST(what_cannot_be_is_an_error_with_a_sentence)
     expect(HVD_ERR_INVALID, "'no/job' is no job id");
     ck_assert_int_eq(try_ask((enum hvd_admin_kind)99, NULL, SOON_NS), HVD_ERR_INVALID);
     expect(HVD_ERR_INVALID, "99 is no kind of request");
+    ck_assert_int_eq(try_ask((enum hvd_admin_kind)12, NULL, SOON_NS), HVD_ERR_INVALID);
+    expect(HVD_ERR_INVALID, "12 is no kind of request"); /* of the wire: events */
     ck_assert_int_eq(try_ask(HVD_ADMIN_RANKS, NULL, SOON_NS), HVD_ERR_INVALID);
     hvd_admin_request_init(&request, HVD_ADMIN_STATUS);
     request.struct_size = 8;
@@ -503,6 +535,7 @@ int main(void)
     tcase_add_test(tests, a_stall_names_who_is_missing);
     tcase_add_test(tests, a_job_that_is_stopped_tells_its_ranks_why);
     tcase_add_test(tests, the_gate_itself_answers_about_nodes_and_nobody_has_a_gpu);
+    tcase_add_test(tests, limits_are_those_of_hvdd_and_of_its_gate);
     tcase_add_test(tests, what_cannot_be_is_an_error_with_a_sentence);
     tcase_add_test(tests, a_place_without_hvdd_is_named);
     tcase_add_test(tests, a_hvdd_that_stands_still_is_a_timeout_and_a_late_answer_is_dropped);

@@ -29,6 +29,9 @@ def test_a_job_is_seen_as_it_is(daemon, admin):
     status = admin.status()
     assert (status.pid, status.uid, status.state) == (daemon.pid, os.getuid(), "running")
     assert admin.jobs().jobs == [] and admin.gpus().gpus == [] and admin.nodes().text
+    limits = {(row.limit, row.uid): row for row in admin.limits(owner=os.getuid()).limits}
+    assert limits["max-jobs", 0].of == "all" and limits["max-admin", 0].used >= 1
+    assert limits["max-sessions-per-user", os.getuid()].used == 0
     job = Job(daemon, 2, name="seen")
     job.check_usable()
     listed, = admin.jobs().jobs

@@ -53,6 +53,8 @@ void ctl_show_gpus(const struct ctl *ctl, const struct hvd_admin_answer *reply,
                    const struct hvd_admin_gpu *gpus);
 void ctl_json_gpus(const struct ctl *ctl, const struct hvd_admin_answer *reply,
                    const struct hvd_admin_gpu *gpus);
+void ctl_show_limits(const struct ctl *ctl, const struct hvd_admin_answer *reply);
+void ctl_json_limits(const struct ctl *ctl, const struct hvd_admin_answer *reply);
 /* The connections between the nodes of jobs; nothing where there are none. */
 void ctl_show_links(const struct ctl *ctl, const struct hvd_admin_answer *reply);
 void ctl_json_stalls(const struct ctl *ctl, const struct hvd_admin_answer *reply);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Replies as JSON: {"daemon": {...}}, {"jobs": [...]}, {"job": ..., "ranks": [...]},
- * {"gpus": [...]}, {"stalls": [...]}, {"job": ..., "trace": [...]}, {"interval_ns": ..., "ranks": [...]}, {"error": {...}}. Numbers are raw: ns and bytes. They are written as text,
+ * {"gpus": [...]}, {"limits": [...]}, {"stalls": [...]}, {"job": ..., "trace": [...]}, {"interval_ns": ..., "ranks": [...]}, {"error": {...}}. Numbers are raw: ns and bytes. They are written as text,
  * because cJSON keeps numbers as double and a 64-bit counter does not fit there. */
 #include "base/status.h"
 #include "base/utf8.h"
@@ -190,6 +190,27 @@ void ctl_json_gpus(const struct ctl *ctl, const struct hvd_admin_answer *reply,
         add_u64(object, "driver_version", row->driver_version);
         add_u64(object, "nccl_version", row->nccl_version);
         cJSON_AddStringToObject(object, "nvlink", row->links);
+    }
+    add_note(document, reply);
+    print(ctl, document);
+}
+
+void ctl_json_limits(const struct ctl *ctl, const struct hvd_admin_answer *reply)
+{
+    cJSON *document = cJSON_CreateObject();
+    cJSON *array = cJSON_AddArrayToObject(document, "limits");
+    for (size_t i = 0; i < reply->limit_count; i++) {
+        const struct hvd_admin_limit *row = reply->limits[i];
+        cJSON *object = add_object(array);
+        cJSON_AddStringToObject(object, "limit", row->limit);
+        cJSON_AddStringToObject(object, "of", row->of);
+        if (strcmp(row->of, "all") != 0)
+            add_u64(object, "uid", row->uid);
+        if (row->job[0] != '\0')
+            cJSON_AddStringToObject(object, "job", row->job);
+        if (row->counted)
+            add_u64(object, "used", row->used);
+        add_u64(object, "most", row->most);
     }
     add_note(document, reply);
     print(ctl, document);

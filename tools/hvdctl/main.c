@@ -262,6 +262,21 @@ static int run_gpus(const struct ctl *ctl, char **args, int count)
     return CTL_OK;
 }
 
+static int run_limits(const struct ctl *ctl, char **args, int count)
+{
+    struct hvd_admin_request request = ctl_request(HVD_ADMIN_LIMITS);
+    struct hvd_admin_answer *reply;
+    (void)args, (void)count;
+    if (ctl->of_owner)
+        request.owner = (int64_t)ctl->owner;
+    const int code = ctl_ask(ctl, &request, &reply);
+    if (code != CTL_OK)
+        return code;
+    (ctl->json ? ctl_json_limits : ctl_show_limits)(ctl, reply);
+    hvd_admin_answer_free(reply);
+    return CTL_OK;
+}
+
 static int run_job_stop(const struct ctl *ctl, char **args, int count)
 {
     struct hvd_admin_request request = ctl_request(HVD_ADMIN_JOB_STOP);
@@ -326,6 +341,8 @@ static const struct command commands[] = {
      "end a job with an error on its ranks (--reason TEXT)"},
     {"nodes", NULL, "", 0, 0, run_nodes, "the other nodes that this one knows, and their jobs"},
     {"gpus", NULL, "", 0, 0, run_gpus, "the workers that have GPUs for jobs, and their memory"},
+    {"limits", NULL, "", 0, 0, run_limits,
+     "what users may have, and how much of it they use (--user USER)"},
     {"key", "new", "PREFIX", 1, 1, ctl_key_new,
      "make PREFIX.server and PREFIX.client, keys for jobs on several nodes"},
     {"doctor", NULL, "", 0, 0, run_doctor,
@@ -341,7 +358,8 @@ static const char options_text[] =
     "                  /run/hvdd, /tmp/hvdd-UID\n"
     "  --json          one JSON document with raw numbers (ns, bytes)\n"
     "  --timeout S     how long to wait for the daemon (5)\n"
-    "  --user USER     whose JOB: several users may have one of that name\n"
+    "  --user USER     whose JOB: several users may have one of that name; limits: of\n"
+    "                  this user alone\n"
     "  --min-age S     stalls: only ops that have waited at least this long\n"
     "  --reason TEXT   job stop: what its ranks are told\n"
     "  --rank R        trace: only this rank\n"

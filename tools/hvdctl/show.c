@@ -2,6 +2,7 @@
  * Replies as tables. Everything a daemon sends passes through ctl_table_add or text_safe, so a
  * tensor name cannot move the cursor. */
 #include "base/clock.h"
+#include "base/limits.h"
 #include "base/status.h"
 #include "tools/common/text.h"
 #include "tools/hvdctl/ctl.h"
@@ -235,6 +236,35 @@ void ctl_show_gpus(const struct ctl *ctl, const struct hvd_admin_answer *reply,
         ctl_table_add(table, CTL_PLAIN, "%s", row->state);
         add_gpu_memory(table, row);
     }
+    finish(ctl, table, reply->rows_left_out);
+}
+
+static void add_limit(struct ctl_table *table, const struct hvd_admin_limit *row)
+{
+    const struct hvi_limit_fact *fact = hvi_limit_find(row->limit);
+    void (*add)(struct ctl_table *, uint64_t) = fact != NULL && fact->bytes ? add_bytes : add_count;
+
+    ctl_table_add(table, CTL_PLAIN, "%s", row->limit);
+    ctl_table_add(table, CTL_PLAIN, "%s", row->of);
+    if (strcmp(row->of, "all") == 0)
+        ctl_table_add(table, CTL_PLAIN, "-");
+    else
+        add_user(table, row->uid);
+    ctl_table_add(table, CTL_PLAIN, "%s", row->job[0] != '\0' ? row->job : "-");
+    if (row->counted)
+        add(table, row->used);
+    else
+        ctl_table_add(table, CTL_PLAIN, "-");
+    add(table, row->most);
+}
+
+void ctl_show_limits(const struct ctl *ctl, const struct hvd_admin_answer *reply)
+{
+    static const struct ctl_column columns[] = {{"LIMIT", false}, {"OF", false},  {"USER", false},
+                                                {"JOB", false},   {"USED", true}, {"MOST", true}};
+    struct ctl_table *table = ctl_table_new(columns, COUNT(columns));
+    for (size_t i = 0; i < reply->limit_count; i++)
+        add_limit(table, reply->limits[i]);
     finish(ctl, table, reply->rows_left_out);
 }
 

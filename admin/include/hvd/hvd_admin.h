@@ -83,7 +83,8 @@ enum hvd_admin_kind {
     HVD_ADMIN_PROCESS_EXITED = 8, /* a launcher tells how a trainer of its own ended */
     HVD_ADMIN_TRACE = 9,          /* the last ops of a job's ranks: .traces, .spans */
     HVD_ADMIN_NODES = 10,         /* that this one knows: .nodes */
-    HVD_ADMIN_GPUS = 11           /* those that a worker of hvdd has: .gpus */
+    HVD_ADMIN_GPUS = 11,          /* those that a worker of hvdd has: .gpus */
+    HVD_ADMIN_LIMITS = 13         /* of users, and what is used of them: .limits */
 };
 
 #define HVD_ADMIN_ANY (-1)
@@ -93,7 +94,8 @@ struct hvd_admin_request {
     enum hvd_admin_kind kind;
     /* RANKS, TRACE, JOB_STOP, PROCESS_EXITED: the job; STALLS: the job, or NULL for every job. Several
      * users may have a job of one id: `owner` is the uid of the one that is meant; HVD_ADMIN_ANY: the
-     * caller's, else the only one of that id. */
+     * caller's, else the only one of that id. LIMITS: of this user alone; HVD_ADMIN_ANY: of everybody whom
+     * the caller may ask about. */
     const char *job;
     int64_t owner;
     uint64_t min_age_ns; /* STALLS: only ops that have waited so long */
@@ -263,6 +265,16 @@ struct hvd_admin_gpu {
     const char *links;
 };
 
+/* What keeps users apart: hvdd.conf(5), LIMITS. */
+struct hvd_admin_limit {
+    const char *limit;   /* its name: "max-jobs", ... */
+    const char *of;      /* whose share it is: "all", "user", "job", "session" */
+    uint32_t uid;        /* the user, or whose job; 0 of "all" */
+    const char *job;     /* "": not of a job. Of "session": the one of it that uses most */
+    int counted;         /* used is known */
+    uint64_t used, most; /* bytes of "region-limit", else a number */
+};
+
 struct hvd_admin_answer {
     const char *text;       /* a sentence: what was done, or what keeps the rows from being all */
     uint64_t rows_left_out; /* of a message that was full */
@@ -281,6 +293,8 @@ struct hvd_admin_answer {
     size_t span_count;
     const struct hvd_admin_gpu *const *gpus;
     size_t gpu_count;
+    const struct hvd_admin_limit *const *limits;
+    size_t limit_count;
 };
 
 /* ---- events ---------------------------------------------------------------------------------- */

@@ -4,15 +4,19 @@
 #ifndef ENGINE_SET_H
 #define ENGINE_SET_H
 
+#include "base/limits.h"
 #include "daemon/engine/order/roster.h"
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#define ENGINE_SETS_MAX    1024u /* of a job at a time, set 0 included */
+/* Of a job at a time, set 0 included. */
+#define ENGINE_SETS_MAX    ((uint32_t)HVI_LIMIT_VALUE_process_sets)
 #define ENGINE_SETS_FULL   "the job has 1024 process sets already; remove one first"
 #define ENGINE_SET_UNNAMED 3 /* kinds whose unnamed ops follow each other in a slot */
+
+_Static_assert(ENGINE_SETS_MAX == 1024, "ENGINE_SETS_FULL says so");
 
 struct engine_op;
 struct engine_offer;

@@ -43,8 +43,7 @@ void engine_control_answer(struct engine_sessions *sessions, const struct engine
         engine_control_ack(session, asker->request, status, text);
 }
 
-/* Of one kind. */
-static uint64_t job_region_bytes(const struct engine_sessions *sessions, bool process_memory)
+uint64_t engine_control_region_bytes(const struct engine_sessions *sessions, bool process_memory)
 {
     uint64_t bytes = 0;
 
@@ -60,7 +59,7 @@ static int check_region(const struct engine_session *session, const struct hvi_r
                         char *text_p, size_t text_size)
 {
     const struct hvi_engine_start *start = session->sessions->start;
-    uint64_t used = job_region_bytes(session->sessions, add->process_memory);
+    uint64_t used = engine_control_region_bytes(session->sessions, add->process_memory);
 
     if (add->region == HVI_REGION_INLINE || add->region == HVI_REGION_NONE ||
         add->region == HVI_REGION_PROCESS || engine_regions_find(&session->regions, add->region)) {

@@ -13,6 +13,8 @@ void engine_control_ack(struct engine_session *session, uint64_t request, int st
 /* Sends an Ack to the rank that asked, unless its session is over. */
 void engine_control_answer(struct engine_sessions *sessions, const struct engine_asker *asker,
                            int status, const char *text);
+/* What all ranks here have registered, or of hvd_mem_alloc's memory. */
+uint64_t engine_control_region_bytes(const struct engine_sessions *sessions, bool process_memory);
 /* Ranks that have said Detach leave now; while sessions are held they stay (sessions.held). */
 void engine_control_let_go(struct engine_sessions *sessions);
 /* Answers the Detach of a session that is over, if there was one. */

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "base/limits.h"
 #include "base/status.h"
 #include "daemon/node/config.h"
 #include "tests/unit/hvt_main.h"
@@ -286,12 +287,46 @@ START_TEST(the_man_page_has_every_row)
 }
 END_TEST
 
+START_TEST(the_man_page_has_every_limit)
+{
+    char *printed = NULL, needle[80];
+    size_t length = 0;
+    FILE *out = open_memstream(&printed, &length);
+
+    node_config_print_limits(out);
+    fclose(out);
+    for (int i = 0; i < HVI_LIMITS; i++) {
+        const struct hvi_limit_fact *fact = &hvi_limit_facts[i];
+        ck_assert_ptr_eq(hvi_limit_find(fact->name), fact);
+        ck_assert((fact->fixed == 0) == (node_config_find(fact->name) != NULL));
+        snprintf(needle, sizeof(needle), "|  %s\n", fact->name);
+        ck_assert_msg(strstr(printed, needle) != NULL, "%s", needle);
+    }
+    ck_assert_ptr_null(hvi_limit_find("max-"));
+    free(printed);
+}
+END_TEST
+
 START_TEST(only_what_can_change_in_a_running_hvdd_is_marked_for_reload)
 {
-    static const char *const restart[] = {
-        "runtime-dir", "private",    "engine",        "gate",        "engine-socket",
-        "gate-socket", "admin-mode", "mesh-listen",   "mesh-join",   "mesh-key",
-        "port-range",  "interface",  "start-timeout", "gpu-program", "gpu-socket"};
+    static const char *const restart[] = {"runtime-dir",
+                                          "private",
+                                          "engine",
+                                          "gate",
+                                          "engine-socket",
+                                          "gate-socket",
+                                          "admin-mode",
+                                          "mesh-listen",
+                                          "mesh-join",
+                                          "mesh-key",
+                                          "port-range",
+                                          "interface",
+                                          "start-timeout",
+                                          "gpu-program",
+                                          "gpu-socket",
+                                          "max-admin",
+                                          "max-admin-per-user",
+                                          "admin-rate-per-user"};
     static const char *const command[] = {"ready-fd", "parent-fd"};
     /* What EngineStart says, an engine hears once. */
     static const char *const later[] = {"threads",    "region-limit", "regions-per-session",
@@ -309,7 +344,7 @@ START_TEST(only_what_can_change_in_a_running_hvdd_is_marked_for_reload)
         ck_assert_int_eq(node_config_find(command[i])->apply, NODE_APPLY_COMMAND);
     for (size_t i = 0; i < node_config_row_count; i++)
         reloads += node_config_rows[i].apply == NODE_APPLY_RELOAD;
-    ck_assert_uint_eq(reloads, node_config_row_count - 29);
+    ck_assert_uint_eq(reloads, node_config_row_count - 32);
 }
 END_TEST
 
@@ -343,6 +378,7 @@ int main(void)
     tcase_add_test(tcase, a_missing_named_file_is_an_error_and_a_failed_load_changes_nothing);
     tcase_add_test(tcase, what_is_printed_can_be_read_back);
     tcase_add_test(tcase, the_man_page_has_every_row);
+    tcase_add_test(tcase, the_man_page_has_every_limit);
     tcase_add_test(tcase, only_what_can_change_in_a_running_hvdd_is_marked_for_reload);
     tcase_add_test(tcase, copy_moves_one_option_alone);
     suite_add_tcase(suite, tcase);

@@ -51,7 +51,10 @@ static void sample_gate(enum hvi_gate_kind kind)
                                              .interface = "eth0",
                                              .port_first = 1,
                                              .port_last = UINT16_MAX,
-                                             .start_timeout_ns = UINT64_MAX};
+                                             .start_timeout_ns = UINT64_MAX,
+                                             .max_admin = UINT32_MAX,
+                                             .max_admin_per_user = UINT32_MAX,
+                                             .admin_rate_per_user = UINT32_MAX};
         break;
     case HVI_GATE_ASK:
         gate.ask = (struct hvi_gate_ask){

@@ -376,6 +376,8 @@ static void fill_engine_report(struct hvi_engine_report *report, bool full)
     report->trace_count = 16;
     report->traces = trace_rows(report->trace_count);
     report->has_span = report->more = true;
+    report->region_bytes = UINT64_MAX;
+    report->regions = report->process_sets = UINT32_MAX;
     fill_span(&report->span, true);
 }
 
@@ -515,6 +517,10 @@ void hvt_request_sample(unsigned index, struct hvi_admin_request *request_p)
         request_p->of_owner = true;
         request_p->owner = UINT32_MAX;
     }
+    if (request_p->kind == HVI_ADMIN_LIMITS) {
+        request_p->of_gate = request_p->of_owner = true;
+        request_p->owner = UINT32_MAX;
+    }
     if (request_p->kind == HVI_ADMIN_STALLS)
         request_p->min_age_ns = UINT64_MAX;
     if (request_p->kind == HVI_ADMIN_TRACE) {
@@ -564,6 +570,20 @@ static struct hvi_job_row *job_rows(size_t count)
         rows[i].withheld = true;
         rows[i].engine_pid = INT32_MAX;
         FILL(rows[i].state, true);
+    }
+    return rows;
+}
+
+static struct hvi_limit_row *limit_rows(size_t count)
+{
+    struct hvi_limit_row *rows = zeroed(count, sizeof *rows);
+    for (size_t i = 0; i < count; i++) {
+        FILL(rows[i].limit, true);
+        FILL(rows[i].of, true);
+        FILL(rows[i].job, false);
+        rows[i].uid = UINT32_MAX;
+        rows[i].counted = true;
+        rows[i].used = rows[i].most = UINT64_MAX;
     }
     return rows;
 }
@@ -632,4 +652,6 @@ void hvt_reply_sample(unsigned index, struct hvi_admin_reply *reply_p)
         fill_gpu_row(&reply_p->gpus[i], i % 2 == 0);
     reply_p->event_count = huge ? HVI_WIRE_ROWS_MAX : 2;
     reply_p->events = event_rows(reply_p->event_count);
+    reply_p->limit_count = huge ? HVI_WIRE_ROWS_MAX : 2;
+    reply_p->limits = limit_rows(reply_p->limit_count);
 }

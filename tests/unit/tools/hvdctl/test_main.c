@@ -189,6 +189,32 @@ START_TEST(gpus_are_asked_for)
 }
 END_TEST
 
+START_TEST(limits_take_two_questions)
+{
+    struct hvi_limit_row row = {
+        .limit = "max-jobs", .of = "user", .uid = 7, .counted = true, .used = 3, .most = 256};
+    const struct hvt_line lines[] = {
+        {.kind = HVI_ADMIN_LIMITS, .reply = {.limits = &row, .limit_count = 1}},
+        {.kind = HVI_ADMIN_LIMITS, .reply = {.limits = &row, .limit_count = 1}},
+    };
+    const struct hvt_line refused[] = {
+        {.kind = HVI_ADMIN_LIMITS},
+        {.kind = HVI_ADMIN_LIMITS, .reply = {.status = HVI_ERR_REFUSED}}};
+    HVT_RUN(lines, "limits --user 7 --json");
+    hvt_expect_end(0, "");
+    ck_assert(!hvt_asked[0].of_gate && hvt_asked[0].of_owner && hvt_asked[0].owner == 7);
+    ck_assert(hvt_asked[1].of_gate && hvt_asked[1].of_owner && hvt_asked[1].owner == 7);
+    cJSON *document = hvt_document();
+    ck_assert_int_eq(cJSON_GetArraySize(cJSON_GetObjectItem(document, "limits")), 2);
+    cJSON_Delete(document);
+    HVT_RUN(lines, "limits");
+    expect_out("max-jobs");
+    HVT_RUN(refused, "limits");
+    hvt_expect_end(1, hvi_status_text(HVI_ERR_REFUSED));
+    ck_assert_str_eq(hvt_out, "");
+}
+END_TEST
+
 static double number_of(const cJSON *object, const char *name)
 {
     const cJSON *number = cJSON_GetObjectItem(object, name);
@@ -334,6 +360,7 @@ START_TEST(a_refusal_of_any_command_ends_with_1)
         {HVI_ADMIN_RANKS, "ranks x"},      {HVI_ADMIN_JOB_STOP, "job stop x"},
         {HVI_ADMIN_NODES, "nodes"},        {HVI_ADMIN_TRACE, "trace x --rank 0"},
         {HVI_ADMIN_RANKS, "top x --once"}, {HVI_ADMIN_GPUS, "gpus"},
+        {HVI_ADMIN_LIMITS, "limits"},
     };
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         const struct hvt_line line = {.kind = all[i].kind,
@@ -437,6 +464,7 @@ int main(void)
     tcase_add_test(tests, stalls_are_asked_for_with_an_age_and_without_a_job);
     tcase_add_test(tests, nodes_take_two_questions);
     tcase_add_test(tests, gpus_are_asked_for);
+    tcase_add_test(tests, limits_take_two_questions);
     tcase_add_test(tests, nvml_is_asked_for_what_a_worker_does_not_know);
     tcase_add_test(tests, a_job_is_stopped_with_a_reason);
     tcase_add_test(tests, version_is_told_with_and_without_a_hvdd);

@@ -119,6 +119,31 @@ START_TEST(workers_of_gpus_are_a_table)
 }
 END_TEST
 
+START_TEST(limits_are_a_table)
+{
+    const struct hvd_admin_limit rows[] = {
+        {.limit = "max-jobs", .of = "all", .job = "", .counted = true, .used = 3, .most = 256},
+        {.limit = "log-rate", .of = "user", .job = "", .most = 10},
+        {.limit = "region-limit",
+         .of = "job",
+         .job = "x",
+         .counted = true,
+         .used = 3u << 20,
+         .most = 80u << 20},
+    };
+    const struct hvd_admin_limit *const list[] = {&rows[0], &rows[1], &rows[2]};
+    struct ctl ctl = hvt_ctl();
+    const struct hvd_admin_answer reply = {
+        .text = "", .limits = list, .limit_count = 3, .rows_left_out = 2};
+    ctl_show_limits(&ctl, &reply);
+    EXPECT(ctl, "LIMIT         OF    USER  JOB     USED      MOST\n"
+                "max-jobs      all   -     -          3       256\n"
+                "log-rate      user  root  -          -        10\n"
+                "region-limit  job   root  x    3.0 MiB  80.0 MiB\n"
+                "(2 more not shown)\n");
+}
+END_TEST
+
 START_TEST(ranks_say_what_became_of_each)
 {
     struct ctl ctl = hvt_ctl();
@@ -278,6 +303,7 @@ int main(void)
     tcase_add_test(tests, jobs_are_a_table);
     tcase_add_test(tests, of_another_users_job_the_table_tells_no_figures);
     tcase_add_test(tests, workers_of_gpus_are_a_table);
+    tcase_add_test(tests, limits_are_a_table);
     tcase_add_test(tests, ranks_say_what_became_of_each);
     tcase_add_test(tests, a_rank_of_several_nodes_has_the_address_of_its_own);
     tcase_add_test(tests, stalls_name_the_missing_ranks_and_their_state);
