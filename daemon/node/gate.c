@@ -20,6 +20,7 @@
 #include "daemon/node/unit.h"
 
 #include "base/fate.h"
+#include "base/rate.h"
 #include "base/status.h"
 #include "proto/gate.h"
 
@@ -45,6 +46,8 @@
 #define UNMET            "did not start (`journalctl -u hvdd-gate.socket -u 'hvdd-gate@*'` says why)"
 #define MESSAGES_AT_ONCE 64
 #define OUTBOX_BYTES     (64u * 1024u * 1024u)
+#define STALL_EACH_NS    (100 * HVI_NS_MS) /* between events of a generation's stalls, after a burst */
+#define STALL_BURST      128
 
 static void start_gate(struct node *node);
 static void replace(struct node *node, const char *fate);
@@ -139,26 +142,46 @@ void node_gate_send(struct node *node, const struct hvi_gate_msg *msg)
 
 /* ---- events ---- */
 
-void node_gate_event(struct node *node, uint32_t kind, const struct node_generation *generation,
-                     int32_t rank, pid_t pid, const char *text)
+static void send_event(struct node *node, const struct node_generation *generation,
+                       struct hvi_event_row *row)
 {
     const struct node_job_name *job = &generation->job->name;
-    struct hvi_event_row row = {.kind = kind,
-                                .at_ns = hvi_clock_ns(),
-                                .uid = job->uid,
-                                .generation = generation->number,
-                                .rank = rank,
-                                .pid = (int32_t)pid};
     const struct hvi_admin_reply reply = {
-        .protocol_version = HVI_PROTOCOL_VERSION, .events = &row, .event_count = 1};
+        .protocol_version = HVI_PROTOCOL_VERSION, .events = row, .event_count = 1};
     struct hvi_gate_msg msg = {.kind = HVI_GATE_EVENT, .event = {.uid = job->uid}};
 
-    snprintf(row.job, sizeof(row.job), "%s", job->id);
-    snprintf(row.text, sizeof(row.text), "%s", text);
+    row->at_ns = hvi_clock_ns();
+    row->uid = job->uid;
+    row->generation = generation->number;
+    snprintf(row->job, sizeof(row->job), "%s", job->id);
     if (hvi_admin_reply_encode(&reply, &msg.event.reply, &msg.event.reply_bytes) != HVI_OK)
         return;
     node_gate_send(node, &msg);
     free(msg.event.reply);
+}
+
+static bool may_tell_stall(const struct node_gate *gate, struct node_generation *generation)
+{
+    return gate->outbox == NULL && hvi_rate_take(&generation->stalls_paid_ns, hvi_clock_ns(),
+                                                 STALL_EACH_NS, STALL_BURST) == 0;
+}
+
+void node_gate_event(struct node *node, uint32_t kind, struct node_generation *generation,
+                     int32_t rank, pid_t pid, const char *text)
+{
+    struct hvi_event_row row = {.kind = kind, .rank = rank, .pid = (int32_t)pid};
+    struct hvi_event_row lost = {
+        .kind = HVI_EVENT_LOST, .rank = -1, .count = generation->stalls_lost};
+
+    if (kind == HVI_EVENT_STALL && !may_tell_stall(&node->gate, generation)) {
+        generation->stalls_lost++;
+        return;
+    }
+    if (generation->stalls_lost > 0)
+        send_event(node, generation, &lost);
+    generation->stalls_lost = 0;
+    snprintf(row.text, sizeof(row.text), "%s", text);
+    send_event(node, generation, &row);
 }
 
 /* ---- admin requests ---- */

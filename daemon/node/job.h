@@ -49,6 +49,7 @@ struct node_generation {
     int32_t size;  /* ranks of the job */
     int32_t seats; /* of them on this node: all, or those whose local rank is below */
     enum node_job_state state;
+    uint64_t stalls_paid_ns, stalls_lost; /* gate.c: events of stalls, and how many were not told */
     bool stopping; /* takes nobody any more: told to stop, or its link is broken */
     int32_t counts[NODE_SLOT_STATES];
     struct node_slot *slots;    /* [seats] */

@@ -365,8 +365,9 @@ struct hvi_node_roster;
 void node_gate_send(struct node *node, const struct hvi_gate_msg *msg);
 
 /* Something has happened to the generation, which the gate tells those who have asked for it. `kind` is an
- * enum hvi_event_kind; rank -1: it is not about one. */
-void node_gate_event(struct node *node, uint32_t kind, const struct node_generation *generation,
+ * enum hvi_event_kind; rank -1: it is not about one. Stalls, which a user can make as many as he likes, have a rate, and are
+ * not told while the gate has not read what waits for it. */
+void node_gate_event(struct node *node, uint32_t kind, struct node_generation *generation,
                      int32_t rank, pid_t pid, const char *text);
 
 /* ---- mesh.c: jobs that span nodes ---- */

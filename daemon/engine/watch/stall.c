@@ -173,7 +173,7 @@ static void notify_ranks(struct engine_watch *watch, const struct round *round)
     }
 }
 
-/* For hvdd, which tells those who have asked for events. */
+/* For hvdd, which tells those who have asked for events: of each op once. */
 static void tell_hvdd(const struct engine_watch *watch, const char *name, const char *sentence)
 {
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_NOTICE};
@@ -187,8 +187,9 @@ static void tell_hvdd(const struct engine_watch *watch, const char *name, const 
     watch->calls->send(watch->user, &msg); /* where it is lost, the log has it */
 }
 
-static void log_op(const struct engine_watch *watch, const struct engine_op *op, uint64_t now_ns)
+static void log_op(const struct engine_watch *watch, struct engine_op *op, uint64_t now_ns)
 {
+    bool first = op->warn_ns == 0;
     char missing[512], sentence[640], name[HVI_NAME_MAX + 1];
 
     engine_stall_describe(watch, op, missing, sizeof missing);
@@ -196,7 +197,9 @@ static void log_op(const struct engine_watch *watch, const struct engine_op *op,
     snprintf(sentence, sizeof sentence, "%s waits for %s", engine_stall_kind(op), missing);
     HVI_LOG(HVI_LOG_WARN, "stall", "op-stalled", sentence, "job=%s tensor=%s age_ms=%llu",
             watch->start->job, name, (unsigned long long)((now_ns - op->first_ns) / HVI_NS_MS));
-    tell_hvdd(watch, name, sentence);
+    op->warn_ns = now_ns + watch->stall_warn_ns;
+    if (first)
+        tell_hvdd(watch, name, sentence);
 }
 
 static void warn(struct engine_watch *watch, uint64_t now_ns)
@@ -216,11 +219,12 @@ static void warn(struct engine_watch *watch, uint64_t now_ns)
             break;
         if (op->warn_ns > now_ns + watch->stall_warn_ns / 8 || op->kind == HVI_KIND_JOIN)
             continue;
-        op->warn_ns = now_ns + watch->stall_warn_ns;
-        if (round.count < ROUND_OPS)
+        if (round.count < ROUND_OPS) {
             round.ops[round.count++] = op;
-        else
+        } else {
+            op->warn_ns = now_ns + watch->stall_warn_ns;
             round.more++;
+        }
     }
     for (uint32_t i = 0; i < round.count; i++)
         log_op(watch, round.ops[i], now_ns);
@@ -252,9 +256,9 @@ static void missing_text(const struct engine_watch *watch, const struct engine_o
         snprintf(text_p + used, size - used, " and %u more", count - RANKS_SHOWN);
 }
 
-static void log_others(const struct engine_watch *watch, const struct engine_op *op,
-                       uint64_t now_ns)
+static void log_others(const struct engine_watch *watch, struct engine_op *op, uint64_t now_ns)
 {
+    bool first = op->warn_ns == 0;
     char missing[512], sentence[640], name[HVI_NAME_MAX + 1];
 
     missing_text(watch, op, missing, sizeof missing);
@@ -263,7 +267,9 @@ static void log_others(const struct engine_watch *watch, const struct engine_op 
              hvi_kind_text(op->kind), missing);
     HVI_LOG(HVI_LOG_WARN, "stall", "op-stalled", sentence, "job=%s tensor=%s age_ms=%llu",
             watch->start->job, name, (unsigned long long)((now_ns - op->first_ns) / HVI_NS_MS));
-    tell_hvdd(watch, name, sentence);
+    op->warn_ns = now_ns + watch->stall_warn_ns;
+    if (first)
+        tell_hvdd(watch, name, sentence);
 }
 
 /* False: the rank takes part in none of them. */
@@ -312,7 +318,6 @@ static void warn_of_others(struct engine_watch *watch, uint64_t now_ns)
             break;
         if (op->kind == HVI_KIND_JOIN || now_ns < op->warn_ns || is_brought_here(order, op))
             continue;
-        op->warn_ns = now_ns + watch->stall_warn_ns;
         log_others(watch, op, now_ns);
         round.ops[round.count++] = op;
     }
