@@ -2,7 +2,8 @@
  * The link to hvdd: a socketpair made by it, descriptor 3 at start.
  *
  * When hvdd dies, the job goes on: every 250 ms the engine connects to the attach socket and
- * introduces itself with EngineHello, until a restarted hvdd takes it. With nobody attached there
+ * introduces itself with EngineHello, until a restarted hvdd takes it; where hvdd's queue of connections is full, it
+ * tries again at once, because ranks are held no longer than half a second. With nobody attached there
  * is nothing to go on with, and it exits. */
 #include "base/clock.h"
 #include "base/listener.h"
@@ -25,6 +26,8 @@
 
 #define MESSAGES_AT_ONCE 16
 #define RETRY_NS         (250 * HVI_NS_MS) /* between attempts to reach a restarted hvdd */
+#define QUEUE_NS         (2 * HVI_NS_MS)   /* where its queue is full */
+#define QUEUE_TURNS      8                 /* engines try in so many turns of a millisecond */
 
 int engine_link_send(struct engine *engine, const struct hvi_packet_msg *msg)
 {
@@ -252,15 +255,26 @@ static void handle(struct engine *engine)
 static int on_link(sd_event_source *source, int fd, uint32_t events, void *user);
 static int on_retry(sd_event_source *source, uint64_t usec, void *user);
 
-static void retry_later(struct engine *engine)
+static void retry_after(struct engine *engine, uint64_t delay_ns)
 {
     if (engine->retry_source) {
-        sd_event_source_set_time_relative(engine->retry_source, RETRY_NS / 1000);
+        sd_event_source_set_time_relative(engine->retry_source, delay_ns / 1000);
         sd_event_source_set_enabled(engine->retry_source, SD_EVENT_ONESHOT);
         return;
     }
     sd_event_add_time_relative(engine->event, &engine->retry_source, CLOCK_MONOTONIC,
-                               RETRY_NS / 1000, 1000, on_retry, engine);
+                               delay_ns / 1000, 1000, on_retry, engine);
+}
+
+static void retry_later(struct engine *engine)
+{
+    retry_after(engine, RETRY_NS);
+}
+
+/* The engines of all jobs come back at the same time. */
+static uint64_t turn_ns(void)
+{
+    return QUEUE_NS + (uint64_t)(getpid() % QUEUE_TURNS) * HVI_NS_MS;
 }
 
 static void hang_up(struct engine *engine)
@@ -330,21 +344,25 @@ static bool is_hvdd(const struct engine *engine, int fd)
     return hvi_listener_uid(fd, &uid) && (uid == 0 || uid == engine->hvdd_uid);
 }
 
-static int connect_hvdd(const struct engine *engine)
+/* -1: not now; *full_p: because too many wait before us. */
+static int connect_hvdd(const struct engine *engine, bool *full_p)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     size_t length = strlen(engine->start.attach_path);
 
+    *full_p = false;
     if (length == 0 || length >= sizeof address.sun_path)
         return -1;
     memcpy(address.sun_path, engine->start.attach_path, length);
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd >= 0 &&
-        (connect(fd, (struct sockaddr *)&address, sizeof address) != 0 || !is_hvdd(engine, fd))) {
-        close(fd);
+    if (fd < 0)
         return -1;
-    }
-    return fd;
+    if (connect(fd, (struct sockaddr *)&address, sizeof address) != 0)
+        *full_p = errno == EAGAIN;
+    else if (is_hvdd(engine, fd))
+        return fd;
+    close(fd);
+    return -1;
 }
 
 /* Ranks that have come, without the texts: hvdd only needs to know who holds which slot. */
@@ -396,13 +414,14 @@ static int say_hello(struct engine *engine)
 static int on_retry(sd_event_source *source, uint64_t usec, void *user)
 {
     struct engine *engine = user;
+    bool full;
 
     (void)source, (void)usec;
     if (engine->link_fd >= 0 || engine->sessions.stopping)
         return 0;
-    engine->link_fd = connect_hvdd(engine);
+    engine->link_fd = connect_hvdd(engine, &full);
     if (engine->link_fd < 0) {
-        retry_later(engine);
+        retry_after(engine, full ? turn_ns() : RETRY_NS);
         return 0;
     }
     if (say_hello(engine) != HVI_OK || engine_link_open(engine) != HVI_OK) {

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Accepting, and attach.sock. A flood of connections is accepted at a pace (base/pace.h), where it may be a stranger's.
+ * As long as engines of a killed hvdd may say hello, the queue is long: each needs a place in it. Not that of a socket
+ * unit, whose credentials clients see: who listens anew puts his own there.
  * A listening socket that cannot be accepted from (out of descriptors) stays readable, so the event loop would spin: accepting pauses for 100 ms then, and the log gets
  * one line a second. */
 #include "daemon/node/node.h"
@@ -14,6 +16,7 @@
 #include <unistd.h>
 
 #define ACCEPTS_PER_WAKE 32
+#define HELLOS_BACKLOG   1024
 #define PAUSE_US         100000
 #define SLACK_US         1000 /* 0 would mean 250 ms to sd-event */
 
@@ -152,6 +155,26 @@ bool node_listen_peer_is_service(int fd)
            group == getegid() && group != 0;
 }
 
+static int on_hellos_over(sd_event_source *source, uint64_t usec, void *user)
+{
+    struct node *node = user;
+
+    (void)source, (void)usec;
+    node->hellos_over = sd_event_source_disable_unref(node->hellos_over);
+    listen(node->attach_fd, HVI_PACE_BACKLOG);
+    return 0;
+}
+
+static void await_hellos(struct node *node)
+{
+    node_attach_await_hellos(node);
+    if (!node->attach_inherited &&
+        sd_event_add_time_relative(node->event, &node->hellos_over, CLOCK_MONOTONIC,
+                                   hvi_deadline_left(node->hellos_until_ns) / 1000, SLACK_US,
+                                   on_hellos_over, node) >= 0)
+        listen(node->attach_fd, HELLOS_BACKLOG);
+}
+
 int node_listen_open(struct node *node)
 {
     if (node->attach_fd < 0) {
@@ -169,7 +192,7 @@ int node_listen_open(struct node *node)
             return HVI_ERR_DAEMON;
     }
     if (node->rundir.left)
-        node_attach_await_hellos(node);
+        await_hellos(node);
     return node_acceptor_open(&node->attach_acceptor, node, node->attach_fd, node_attach_accept);
 }
 
@@ -186,6 +209,7 @@ static void answer_backlog(struct node *node)
 void node_listen_close(struct node *node)
 {
     node_acceptor_close(&node->attach_acceptor);
+    node->hellos_over = sd_event_source_disable_unref(node->hellos_over);
     if (node->attach_fd < 0)
         return;
     if (!node->attach_inherited) {

@@ -187,6 +187,7 @@ struct node {
     struct node_engine *engines;
     sd_event_source *beat;
     uint64_t hellos_until_ns; /* engines of a killed hvdd may still say hello; 0: there was none */
+    sd_event_source *hellos_over;
     uint64_t next_session, next_query;
     pid_t hello_refused_pid; /* so that its retries are logged once */
     struct node_counters counters;

@@ -11,6 +11,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 static struct hvt_bench bench;
@@ -184,6 +185,36 @@ START_TEST(an_engine_that_is_ending_takes_nobody_over_and_says_nothing)
 }
 END_TEST
 
+/* Ranks are held for half a second at most until it comes. */
+START_TEST(an_engine_for_which_there_is_no_place_in_hvdds_queue_tries_again_at_once)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    char folder[] = "/tmp/hvt-link-XXXXXX", *path = bench.engine->start.attach_path;
+    int listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    int first = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    uint64_t again_us, now_us;
+
+    ck_assert_ptr_nonnull(mkdtemp(folder));
+    snprintf(path, sizeof bench.engine->start.attach_path, "%s/attach.sock", folder);
+    memcpy(address.sun_path, path, strlen(path) + 1);
+    ck_assert_int_eq(bind(listener, (struct sockaddr *)&address, sizeof address), 0);
+    ck_assert_int_eq(listen(listener, 0), 0);
+    ck_assert_int_eq(connect(first, (struct sockaddr *)&address, sizeof address), 0);
+    ck_assert_int_eq(shutdown(bench.link, SHUT_RDWR), 0);
+    hvt_bench_turn(&bench);
+    ck_assert_int_eq(bench.engine->link_fd, -1);
+    ck_assert_int_ge(sd_event_source_set_time_relative(bench.engine->retry_source, 0), 0);
+    hvt_bench_turn(&bench);
+    unlink(path);
+    rmdir(folder);
+    ck_assert_int_ge(sd_event_source_get_time(bench.engine->retry_source, &again_us), 0);
+    ck_assert_int_ge(sd_event_now(bench.engine->event, CLOCK_MONOTONIC, &now_us), 0);
+    ck_assert_uint_le(again_us, now_us + 10000);
+    close(first);
+    close(listener);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("engine/link");
@@ -196,6 +227,7 @@ int main(void)
     tcase_add_test(tcase, a_client_for_whom_there_is_no_descriptor_sees_its_socket_close);
     tcase_add_test(tcase, an_answer_that_the_link_cannot_take_is_lost_and_the_next_one_is_not);
     tcase_add_test(tcase, an_engine_that_is_ending_takes_nobody_over_and_says_nothing);
+    tcase_add_test(tcase, an_engine_for_which_there_is_no_place_in_hvdds_queue_tries_again_at_once);
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);
 }

@@ -415,6 +415,46 @@ START_TEST(a_rank_that_comes_before_its_engine_has_said_hello_meets_it_all_the_s
 }
 END_TEST
 
+/* True: none, of more than hvdd's queue usually holds, was turned away. */
+static bool all_find_a_place(void)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    bool all = true;
+    int fds[64];
+
+    snprintf(address.sun_path, sizeof(address.sun_path), "%s/attach.sock", rig.dir);
+    for (int i = 0; i < 64; i++) {
+        fds[i] = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        all = connect(fds[i], (struct sockaddr *)&address, sizeof(address)) == 0 && all;
+    }
+    for (int i = 0; i < 64; i++)
+        close(fds[i]);
+    return all;
+}
+
+/* Engines do not wait in connect(). */
+START_TEST(after_a_crash_the_queue_has_a_place_for_each_engine_for_a_while)
+{
+    uint64_t began_ns;
+
+    rig_start(&rig, plain);
+    do { /* a busy machine may take longer than that while */
+        crash();
+        began_ns = hvi_clock_ns();
+        rig_start(&rig, plain);
+        rig_kill(&rig, SIGSTOP);
+    } while (hvi_clock_ns() - began_ns > 450 * HVI_NS_MS);
+    ck_assert(all_find_a_place());
+    rig_kill(&rig, SIGCONT);
+    poll(NULL, 0, 600);
+    rig_kill(&rig, SIGSTOP);
+    ck_assert(!all_find_a_place());
+    rig_kill(&rig, SIGCONT);
+    rig_kill(&rig, SIGTERM);
+    ck_assert_int_eq(rig_wait(&rig), 0);
+}
+END_TEST
+
 /* The test is the engine that comes too late. */
 START_TEST(of_two_engines_of_one_generation_the_late_one_is_told_to_end_its_sessions)
 {
@@ -589,6 +629,7 @@ int main(void)
     tcase_add_test(
         tcase,
         an_engine_of_a_job_on_several_nodes_comes_back_with_its_seats_and_hears_that_there_is_no_mesh);
+    tcase_add_test(tcase, after_a_crash_the_queue_has_a_place_for_each_engine_for_a_while);
     tcase_add_test(tcase, a_rank_that_comes_before_its_engine_has_said_hello_meets_it_all_the_same);
     tcase_add_test(tcase,
                    of_two_engines_of_one_generation_the_late_one_is_told_to_end_its_sessions);
