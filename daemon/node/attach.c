@@ -35,8 +35,9 @@
 
 #include <utlist.h>
 
-#define HOLD_NS   (500 * (int64_t)HVI_NS_MS)
-#define HELLOS_NS (500 * (int64_t)HVI_NS_MS) /* twice RETRY_NS of daemon/engine/link.c */
+#define DROPS_AT_ONCE 16
+#define HOLD_NS       (500 * (int64_t)HVI_NS_MS)
+#define HELLOS_NS     (500 * (int64_t)HVI_NS_MS) /* twice RETRY_NS of daemon/engine/link.c */
 
 #ifndef SO_PEERPIDFD
 #define SO_PEERPIDFD 77 /* Linux 6.5 */
@@ -78,17 +79,28 @@ static bool has_hung_up(int fd)
     return poll(&poll_fd, 1, 0) != 0 && (poll_fd.revents & (POLLHUP | POLLERR)) != 0;
 }
 
+/* What waits, up to the first with a descriptor. */
+static void drop_messages(struct node *node, int fd)
+{
+    bool has_fds;
+
+    for (int i = 0; i < DROPS_AT_ONCE; i++) {
+        int status = hvi_packet_peek(fd, &node->packet, &has_fds);
+        if (status == HVI_ERR_TIMEOUT || status == HVI_ERR_CLOSED || has_fds)
+            return;
+        hvi_packet_drop(fd);
+    }
+}
+
 /* Best effort: a client that does not take its answer gets none. Nothing may arrive behind our back
  * any more, because a socket that is closed with something unread resets the answer away. */
 static void send_refusal(struct node *node, int fd, int status, const char *text)
 {
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_ATTACH_REPLY};
-    bool has_fds;
     size_t length;
 
     shutdown(fd, SHUT_RD);
-    if (hvi_packet_peek(fd, &node->packet, &has_fds) == HVI_OK && !has_fds)
-        hvi_packet_drop(fd);
+    drop_messages(node, fd);
     msg.attach_reply.status = status;
     msg.attach_reply.protocol_version = HVI_PROTOCOL_VERSION;
     msg.attach_reply.abi_version = HVI_ABI_VERSION;
@@ -667,6 +679,15 @@ static bool make_room(struct node *node, const struct node_peer *peer, char *tex
     return true;
 }
 
+/* Ranks may be held until an engine of the hvdd before us has said hello, so it does not wait behind them. */
+static bool may_say_hello(const struct node *node, int fd, const struct node_peer *peer)
+{
+    if (node->pending_count >= node->descriptors / 2)
+        return false;
+    return peer->uid == node->uid ? !hvi_deadline_passed(node->hellos_until_ns)
+                                  : !node->private_mode && node_listen_peer_is_service(fd);
+}
+
 void node_attach_accept(struct node *node, int fd)
 {
     struct node_pending *pending;
@@ -678,12 +699,14 @@ void node_attach_accept(struct node *node, int fd)
         node_discard(&node->discard, fd, false);
         return;
     }
-    if (has_hung_up(fd)) { /* nothing is spent on those of a flood */
+    if (has_hung_up(
+            fd)) { /* nothing is spent on those of a flood, nor a helper on what they have said */
         log_gone(&peer);
+        drop_messages(node, fd);
         node_discard(&node->discard, fd, false);
         return;
     }
-    if (!make_room(node, &peer, text, sizeof(text))) {
+    if (!may_say_hello(node, fd, &peer) && !make_room(node, &peer, text, sizeof(text))) {
         refuse_at_once(node, fd, &peer, text);
         return;
     }
