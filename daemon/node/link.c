@@ -6,7 +6,8 @@
  * An engine ends in one place, node_link_end, called when its *process* is gone: whatever it said
  * last is still on the link then and is read first, so a clean exit after "rank 0 left" is not
  * taken for a loss. A link that breaks while the process lives takes no new ranks, and the process
- * gets 5 s to go. An engine that its unit starts has no process before its first message; until then
+ * gets 5 s to go. One that hvdd may not kill (another user's, without CAP_KILL) gets 5 s more and is forgotten. An engine
+ * that its unit starts has no process before its first message; until then
  * the end of its link is its end. */
 #include "daemon/node/node.h"
 #include "daemon/node/unit.h"
@@ -209,6 +210,23 @@ static void break_link(struct node_engine *engine)
         arm(engine, &engine->unmet, 0, on_unmet);
     else if (engine->kill == NULL)
         arm(engine, &engine->kill, NODE_ENGINE_GRACE_NS, on_kill);
+}
+
+static int on_forget(sd_event_source *source, uint64_t usec, void *user)
+{
+    struct node_engine *engine = user;
+
+    (void)source, (void)usec;
+    if (engine->link_fd >= 0)
+        break_link(engine); /* it lives, and could talk for ever */
+    node_link_end(engine, false, "did not end, and hvdd may not kill it (it lacks CAP_KILL)");
+    return 0;
+}
+
+void node_link_give_up(struct node_engine *engine)
+{
+    if (engine->forget == NULL)
+        arm(engine, &engine->forget, NODE_ENGINE_GRACE_NS, on_forget);
 }
 
 /* ---- receiving
@@ -462,6 +480,7 @@ static void engine_free(struct node_engine *engine)
     sd_event_source_disable_unref(engine->kill);
     sd_event_source_disable_unref(engine->stuck);
     sd_event_source_disable_unref(engine->unmet);
+    sd_event_source_disable_unref(engine->forget);
     if (engine->link_fd >= 0)
         close(engine->link_fd);
     if (engine->pidfd >= 0)
@@ -610,30 +629,52 @@ static int refuse_hello(struct node *node, const struct node_peer *peer,
     return HVI_ERR_REFUSED;
 }
 
-static struct node_engine *engine_of(const struct node *node, const struct hvi_engine_hello *hello)
+/* Some of its ranks are there, and wait for the others. */
+static bool waits_for_ranks(const struct hvi_engine_hello *hello)
+{
+    int32_t attached = 0;
+
+    for (size_t i = 0; i < hello->rank_count; i++) {
+        int state = node_slot_state_parse(hello->ranks[i].state);
+        if (state > NODE_SLOT_ATTACHED)
+            return false;
+        attached += state == NODE_SLOT_ATTACHED;
+    }
+    return attached < seats_of(hello);
+}
+
+/* Its ranks and those of `generation` wait for each other: a fresh hvdd counts a job's generations from 1. */
+static bool splits(const struct node_generation *generation, const struct hvi_engine_hello *hello)
+{
+    return generation->state == NODE_JOB_FORMING && !generation->stopping &&
+           !generation->engine->back && waits_for_ranks(hello);
+}
+
+static struct node_engine *twin_of(const struct node *node, const struct hvi_engine_hello *hello)
 {
     struct node_engine *engine;
 
     DL_FOREACH(node->engines, engine)
     {
-        const struct node_job_name *job = &engine->generation->job->name;
-        if (engine->generation->number == hello->generation && job->uid == hello->uid &&
-            strcmp(job->id, hello->job) == 0)
+        const struct node_generation *generation = engine->generation;
+        const struct node_job_name *job = &generation->job->name;
+        if (job->uid == hello->uid && strcmp(job->id, hello->job) == 0 &&
+            (generation->number == hello->generation || splits(generation, hello)))
             return engine;
     }
     return NULL;
 }
 
-/* Two engines of one generation: this one was held up and came when ranks had got another. Its ranks are told and may
+/* Two engines for the same ranks: this one was held up and came when ranks had got another. Its ranks are told and may
  * come again, the other one's wait for them. Not where it is the same engine, whose broken link is not read yet. */
 static int refuse_twin(struct node *node, const struct node_peer *peer,
-                       const struct hvi_engine_hello *hello, int fd)
+                       const struct hvi_engine_hello *hello, int fd,
+                       const struct node_engine *other)
 {
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_ENGINE_STOP};
-    const struct node_engine *other = engine_of(node, hello);
     size_t length;
 
-    if (other != NULL && other->pid != peer->pid) {
+    if (other->pid != peer->pid) {
         snprintf(msg.engine_stop.reason, sizeof(msg.engine_stop.reason),
                  "hvdd was killed, and its successor has started another engine (pid %d) for other "
                  "ranks of the job; open the session again",
@@ -641,7 +682,7 @@ static int refuse_twin(struct node *node, const struct node_peer *peer,
         if (hvi_packet_msg_encode(&msg, node->encoded, sizeof(node->encoded), &length) == HVI_OK)
             hvi_packet_send(fd, node->encoded, length, NULL, 0, 0);
     }
-    return refuse_hello(node, peer, hello, "this generation of its job runs already");
+    return refuse_hello(node, peer, hello, "its job has another engine already");
 }
 
 int node_link_hello(struct node *node, const struct node_peer *peer,
@@ -654,10 +695,11 @@ int node_link_hello(struct node *node, const struct node_peer *peer,
 
     if (!hello_matches(node, peer, hello, &why))
         return refuse_hello(node, peer, hello, why);
+    engine = twin_of(node, hello);
+    if (engine != NULL)
+        return refuse_twin(node, peer, hello, fd, engine);
     status = node_generation_new(&node->jobs, hello->job, hello->uid, hello->job_key_digest,
                                  hello->size, seats_of(hello), hello->generation, &generation);
-    if (status == HVI_ERR_INVALID)
-        return refuse_twin(node, peer, hello, fd);
     if (status != HVI_OK)
         return refuse_hello(node, peer, hello, "hvdd is out of memory or descriptors");
     engine = node_link_new(node, generation, fd, peer->pid, pidfd, false);
@@ -665,6 +707,7 @@ int node_link_hello(struct node *node, const struct node_peer *peer,
         node_generation_end(&node->jobs, generation, "hvdd cannot watch its engine");
         return refuse_hello(node, peer, hello, "hvdd is out of memory or descriptors");
     }
+    engine->back = true;
     engine->beats = hello->beats; /* an older one does not know the question */
     if (hello->started_ns != 0 && hello->started_ns < generation->started_ns)
         generation->started_ns = hello->started_ns;

@@ -76,11 +76,13 @@ struct node_engine {
     pid_t pid;                  /* 0: started by its unit, and has not said who it is */
     int pidfd, link_fd;         /* pidfd -1: likewise; link_fd -1: broken */
     bool child;                 /* false: started by its unit, or by an earlier hvdd */
+    bool back;                  /* the latter: it has said hello */
     sd_event_source *exit, *io; /* process end; link */
     sd_event_source *linger;    /* nobody attached */
     sd_event_source *kill;      /* told to stop, or link broken */
     sd_event_source *stuck;     /* outbox not empty */
     sd_event_source *unmet;     /* it has not said who it is */
+    sd_event_source *forget;    /* hvdd may not kill it */
     bool beats;                 /* it is asked whether it lives (beat.c) */
     uint64_t beat;              /* EngineQuery.request since which it has said nothing; 0: none */
     uint64_t silent_ns;         /* for how long */
@@ -299,6 +301,8 @@ int node_link_send(struct node_engine *engine, const struct hvi_packet_msg *msg,
                    uint32_t fd_count);
 /* Handles what the engine has said by now. Ends no engine, but may break the link. */
 void node_link_poll(struct node_engine *engine);
+/* The kernel does not let hvdd kill it: after a grace it is forgotten, as if it had ended. It may say hello again. */
+void node_link_give_up(struct node_engine *engine);
 /* EngineStop, and SIGKILL after a grace. */
 void node_link_stop(struct node_engine *engine, const char *reason);
 /* Takes what is still on the link, ends the generation, frees the engine. `fate`: how its process

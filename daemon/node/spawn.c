@@ -340,7 +340,11 @@ void node_spawn_kill(struct node_engine *engine, const char *why)
             shutdown(engine->link_fd, SHUT_RDWR); /* link.c sees it end, and its program too */
         return;
     }
-    if (pidfd_send_signal(engine->pidfd, SIGKILL, NULL, 0) != 0 && errno != ESRCH)
-        HVI_LOG(HVI_LOG_ERROR, "spawn", "cannot-kill", "the engine could not be killed",
-                "pid=%d error=\"%s\"", (int)engine->pid, strerror(errno));
+    if (pidfd_send_signal(engine->pidfd, SIGKILL, NULL, 0) == 0 || errno == ESRCH)
+        return;
+    HVI_LOG(HVI_LOG_ERROR, "spawn", "cannot-kill",
+            "the engine could not be killed, and is forgotten if it does not end; where engines "
+            "become users, hvdd needs CAP_KILL (ENGINES AS USERS in hvdd(8))",
+            "pid=%d error=\"%s\"", (int)engine->pid, strerror(errno));
+    node_link_give_up(engine);
 }

@@ -455,16 +455,19 @@ START_TEST(after_a_crash_the_queue_has_a_place_for_each_engine_for_a_while)
 }
 END_TEST
 
-/* The test is the engine that comes too late. */
-START_TEST(of_two_engines_of_one_generation_the_late_one_is_told_to_end_its_sessions)
+/* The test is the engine that comes too late. A fresh hvdd counts generations from 1, whatever number it has. */
+START_TEST(of_two_engines_whose_ranks_wait_the_late_one_is_told_to_end_its_sessions)
 {
+    struct hvi_rank_row row = {.rank = 1, .pid = (int32_t)getpid(), .state = "attached"};
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_ENGINE_HELLO,
                                  .engine_hello = {.protocol_version = HVI_PROTOCOL_VERSION,
                                                   .job = "a",
-                                                  .generation = 1,
+                                                  .generation = _i == 0 ? 1 : 5,
                                                   .size = 2,
                                                   .uid = (uint32_t)getuid(),
-                                                  .pid = (int32_t)getpid()}};
+                                                  .pid = (int32_t)getpid(),
+                                                  .ranks = &row,
+                                                  .rank_count = 1}};
     static struct hvi_packet packet;
     int fd, first, second, engine;
 
@@ -487,6 +490,36 @@ START_TEST(of_two_engines_of_one_generation_the_late_one_is_told_to_end_its_sess
     rig_wait_engines(&rig, 0);
     rig_kill(&rig, SIGTERM);
     ck_assert_int_eq(rig_wait(&rig), 0);
+}
+END_TEST
+
+/* The test is the engine. */
+START_TEST(a_late_engine_whose_ranks_have_all_come_is_welcome_beside_a_generation_that_forms)
+{
+    struct hvi_rank_row rows[2] = {{.rank = 0, .pid = (int32_t)getpid(), .state = "attached"},
+                                   {.rank = 1, .pid = (int32_t)getpid(), .state = "attached"}};
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_ENGINE_HELLO,
+                                 .engine_hello = {.protocol_version = HVI_PROTOCOL_VERSION,
+                                                  .job = "a",
+                                                  .generation = 5,
+                                                  .size = 2,
+                                                  .uid = (uint32_t)getuid(),
+                                                  .pid = (int32_t)getpid(),
+                                                  .ranks = rows,
+                                                  .rank_count = 2}};
+    int fd, first;
+
+    rig_start(&rig, plain);
+    first = rig_attach(&rig, rig_request("a", 0, 2), HVI_OK, &reply);
+    fd = rig_connect(&rig);
+    rig_send(fd, &msg);
+    rig_wait_log(&rig, "engine-back", 1);
+    ck_assert_int_eq(rig_log_count(&rig, "hello-refused"), 0);
+    rig_kill(&rig, SIGKILL); /* before it sees the link of its engine break */
+    rig_wait(&rig);
+    close(fd);
+    close(first);
+    rig_wait_engines(&rig, 0);
 }
 END_TEST
 
@@ -631,8 +664,10 @@ int main(void)
         an_engine_of_a_job_on_several_nodes_comes_back_with_its_seats_and_hears_that_there_is_no_mesh);
     tcase_add_test(tcase, after_a_crash_the_queue_has_a_place_for_each_engine_for_a_while);
     tcase_add_test(tcase, a_rank_that_comes_before_its_engine_has_said_hello_meets_it_all_the_same);
-    tcase_add_test(tcase,
-                   of_two_engines_of_one_generation_the_late_one_is_told_to_end_its_sessions);
+    tcase_add_loop_test(
+        tcase, of_two_engines_whose_ranks_wait_the_late_one_is_told_to_end_its_sessions, 0, 2);
+    tcase_add_test(
+        tcase, a_late_engine_whose_ranks_have_all_come_is_welcome_beside_a_generation_that_forms);
     tcase_add_test(tcase, an_engine_without_clients_ends_with_a_crashed_hvdd);
     tcase_add_test(tcase, systemd_hears_ready_status_watchdog_reload_and_stop);
     tcase_add_test(tcase, a_connection_made_while_hvdd_was_dead_is_served_from_the_fd_store);
