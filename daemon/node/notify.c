@@ -22,8 +22,9 @@
 #include <systemd/sd-daemon.h>
 
 #define STATUS_EVERY_US 1000000
-/* After a drain: engines have 5 s to go (link.c), and what they leave takes a moment. */
-#define STOP_US 10000000
+/* After a drain: engines have 5 s to go, those that hvdd may not kill 5 s more (link.c), then workers of GPUs 5 s (gpu.c);
+ * and what they leave takes a moment. */
+#define STOP_US 20000000
 
 /* The file a listening socket is bound to; false for an abstract or unnamed one. */
 static bool bound_path(int fd, char *path_p, size_t path_size)

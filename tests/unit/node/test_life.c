@@ -588,7 +588,7 @@ START_TEST(systemd_hears_ready_status_watchdog_reload_and_stop)
     expect_notify("RELOADING=1\nMONOTONIC_USEC=");
     expect_notify("READY=1");
     rig_kill(&rig, SIGTERM);
-    expect_notify("STOPPING=1");
+    expect_notify("STOPPING=1\nEXTEND_TIMEOUT_USEC=50000000\n"); /* drain-timeout, and 20 s */
     ck_assert_int_eq(rig_wait(&rig), 0);
 }
 END_TEST
