@@ -6,10 +6,12 @@
  * file. */
 #include "admin/address.h"
 
+#include "base/clock.h"
 #include "base/listener.h"
 #include "base/status.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,9 +21,28 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#define FULL_S 1 /* how long a queue of connections may be full */
+#define FULL_NS ((int64_t)HVI_NS_SEC) /* how long a queue of connections may be full */
 
-int address_probe(const char *dir)
+/* 0 or errno. A queue that is full has a place soon, unless what listens has stopped: the kernel lets in by turns those
+ * that wait in connect(). */
+static int connect_until(int fd, const struct sockaddr_un *name, uint64_t deadline_ns)
+{
+    for (;;) {
+        const uint64_t left_us = hvi_deadline_left(deadline_ns) / 1000;
+        const struct timeval turn = {.tv_sec = (time_t)(left_us / 1000000),
+                                     .tv_usec = (suseconds_t)(left_us % 1000000)};
+        if (left_us == 0) /* as a turn that would be for ever */
+            fcntl(fd, F_SETFL, O_NONBLOCK);
+        else
+            setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &turn, sizeof turn);
+        if (connect(fd, (const struct sockaddr *)name, sizeof *name) == 0)
+            return 0;
+        if (errno != EINTR)
+            return errno;
+    }
+}
+
+int address_probe(const char *dir, uint64_t deadline_ns)
 {
     struct sockaddr_un name = {.sun_family = AF_UNIX};
     const int length = snprintf(name.sun_path, sizeof name.sun_path, "%s/admin.sock", dir);
@@ -30,10 +51,7 @@ int address_probe(const char *dir)
     const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd < 0)
         return errno;
-    /* A queue that is full has a place soon, unless what listens has stopped. Who listens is known only then. */
-    const struct timeval turn = {.tv_sec = FULL_S};
-    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &turn, sizeof turn);
-    int error = connect(fd, (const struct sockaddr *)&name, sizeof name) == 0 ? 0 : errno;
+    int error = connect_until(fd, &name, deadline_ns);
     uid_t uid;
     if (error == 0 && !hvi_listener_may_serve(fd, dir, &uid))
         error = EPERM;
@@ -61,6 +79,8 @@ static const char *explain(int error)
         return "nobody listens on the socket any more";
     case EPERM:
         return "another user's, so not trusted";
+    case EAGAIN:
+        return "its queue of connections stays full";
     default:
         return strerror(error);
     }
@@ -81,7 +101,7 @@ static int take(struct address *address, const char *dir)
         return HVI_ERR_INVALID;
     }
     snprintf(address->dir, sizeof address->dir, "%s", dir);
-    const int error = address_probe(dir);
+    const int error = address_probe(dir, hvi_deadline_after(FULL_NS));
     if (error == 0)
         return HVI_OK;
     note(address, dir, error);

@@ -2,11 +2,12 @@
  * Where hvdd's sockets are, by the same rule as the client library: what the caller names and $HVD_ADDRESS
  * are final; else the first with a live socket of this user's own directory ($XDG_RUNTIME_DIR/hvdd, or
  * /tmp/hvdd-<uid> where that variable is not set), /run/hvdd, and /tmp/hvdd-<uid>. Reads the
- * environment. Nothing blocks. */
+ * environment. Waits up to a second for a place in the queue of each, where it is full. */
 #ifndef HVI_ADMIN_ADDRESS_H
 #define HVI_ADMIN_ADDRESS_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 #define ADDRESS_DIR_MAX 96 /* so that "<dir>/attach.sock" fits a socket address */
 
@@ -21,7 +22,8 @@ struct address {
 int address_find(const char *chosen, struct address *address_p);
 
 /* 0 when something accepts connections on <dir>/admin.sock, else an errno; EPERM also where that is another user's
- * (base/listener.h). */
-int address_probe(const char *dir);
+ * (base/listener.h). EAGAIN: something listens, and its queue was full until then (0: does not wait); whose it is, is
+ * not known. */
+int address_probe(const char *dir, uint64_t deadline_ns);
 
 #endif

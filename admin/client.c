@@ -5,7 +5,8 @@
  *
  * A connection that ends takes its question along: hvdd's gate was restarted. libzmq connects again
  * by itself and tells `monitor`, and the question is asked again; every request may be. Where nothing
- * listens any more, hvdd has gone. */
+ * listens any more, hvdd has gone. A queue of connections that is full has somebody who listens, and whose it is was
+ * looked at before there was a client. */
 #include "admin/client.h"
 
 #include "admin/address.h"
@@ -36,7 +37,7 @@ struct admin_client {
 
 static int set_options(void *socket)
 {
-    const int linger_ms = 0, again_ms = 1; /* the gate's queue is full while somebody floods it */
+    const int linger_ms = 0, again_ms = 1;
     const int64_t bytes_max = REPLY_BYTES_MAX;
     if (zmq_setsockopt(socket, ZMQ_LINGER, &linger_ms, sizeof linger_ms) != 0 ||
         zmq_setsockopt(socket, ZMQ_RECONNECT_IVL, &again_ms, sizeof again_ms) != 0 ||
@@ -81,10 +82,11 @@ static bool has_descriptors(void)
 
 int admin_client_open(const char *dir, struct admin_client **client_p)
 {
-    const int error = address_probe(dir);
-    if (error == EMFILE || error == ENFILE || (error == 0 && !has_descriptors()))
+    const int error = address_probe(dir, 0);
+    const bool is_there = error == 0 || error == EAGAIN;
+    if (error == EMFILE || error == ENFILE || (is_there && !has_descriptors()))
         return HVI_ERR_LIMIT;
-    if (error != 0)
+    if (!is_there)
         return error == ENAMETOOLONG ? HVI_ERR_INVALID : HVI_ERR_NO_DAEMON;
     struct admin_client *client = calloc(1, sizeof *client);
     if (client == NULL)
@@ -177,6 +179,13 @@ static int receive_reply(struct admin_client *client, uint64_t request,
     return status;
 }
 
+/* Nobody listens, or somebody else. What this process lacks, and a queue that is full, say nothing of it. */
+static bool has_gone(const char *dir)
+{
+    const int error = address_probe(dir, 0);
+    return error != 0 && error != EAGAIN && error != EMFILE && error != ENFILE && error != ENOMEM;
+}
+
 /* What the monitor says, when it has said something: HVI_INPROGRESS: ask again; HVI_ERR_NO_DAEMON;
  * HVI_OK: nothing of interest. */
 static int read_event(struct admin_client *client)
@@ -190,7 +199,7 @@ static int read_event(struct admin_client *client)
     zmq_msg_init(&rest);
     (void)receive_body(client->monitor, &rest);
     zmq_msg_close(&rest);
-    if (address_probe(client->dir) != 0)
+    if (has_gone(client->dir))
         return HVI_ERR_NO_DAEMON;
     return event == ZMQ_EVENT_DISCONNECTED ? HVI_INPROGRESS : HVI_OK;
 }

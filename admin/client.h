@@ -12,8 +12,9 @@
 
 struct admin_client;
 
-/* Does not wait. HVI_OK, HVI_ERR_NO_DAEMON (nobody listens in `dir`), HVI_ERR_INVALID (path too
- * long), HVI_ERR_NO_MEMORY, HVI_ERR_LIMIT (descriptors). */
+/* Does not wait, so it cannot see whose the listener is where its queue is full: address_find has found `dir` before.
+ * HVI_OK, HVI_ERR_NO_DAEMON (nobody listens in `dir`, or another user), HVI_ERR_INVALID (path too long),
+ * HVI_ERR_NO_MEMORY, HVI_ERR_LIMIT (descriptors). */
 int admin_client_open(const char *dir, struct admin_client **client_p);
 /* NULL is fine. Unsent requests are dropped. */
 void admin_client_close(struct admin_client *client);

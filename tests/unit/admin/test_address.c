@@ -2,6 +2,7 @@
  * Which daemon a tool talks to, with real sockets in a fresh directory. */
 #include "admin/address.h"
 
+#include "base/clock.h"
 #include "base/status.h"
 #include "tests/unit/hvt_main.h"
 
@@ -67,18 +68,24 @@ START_TEST(a_stale_socket_is_no_daemon_and_the_sentence_says_so)
     ck_assert_str_eq(address.dir, place);
     ck_assert_ptr_nonnull(strstr(address.why, place));
     ck_assert_ptr_nonnull(strstr(address.why, "nobody listens"));
-    ck_assert_int_eq(address_probe(place), ECONNREFUSED);
+    ck_assert_int_eq(address_probe(place, HVI_NEVER), ECONNREFUSED);
 }
 END_TEST
 
 /* Who listens is known when there is a connection, and without one nothing may be said. */
 START_TEST(a_listener_whose_queue_stays_full_is_not_taken_for_ours)
 {
+    struct address address;
     int error = 0;
     listen_there();
     for (int i = 0; i < 20 && error == 0; i++)
-        error = address_probe(place);
+        error = address_probe(place, 0);
     ck_assert_int_eq(error, EAGAIN);
+    const uint64_t before_ns = hvi_clock_ns();
+    ck_assert_int_eq(address_probe(place, before_ns + 30 * HVI_NS_MS), EAGAIN);
+    ck_assert_uint_ge(hvi_clock_ns(), before_ns + 29 * HVI_NS_MS);
+    ck_assert_int_eq(address_find(place, &address), HVI_ERR_NO_DAEMON);
+    ck_assert_ptr_nonnull(strstr(address.why, "its queue of connections stays full"));
 }
 END_TEST
 
@@ -115,7 +122,7 @@ START_TEST(a_path_too_long_for_a_socket_is_invalid)
     path[0] = '/';
     path[sizeof path - 1] = '\0';
     ck_assert_int_eq(address_find(path, &address), HVI_ERR_INVALID);
-    ck_assert_int_eq(address_probe(path), ENAMETOOLONG);
+    ck_assert_int_eq(address_probe(path, 0), ENAMETOOLONG);
 }
 END_TEST
 

@@ -269,6 +269,32 @@ static void be_restarted(struct player *player)
     answer(player, identity, bytes, number, "after the restart");
 }
 
+/* As hvdd while its gate is down: nobody accepts, and everybody comes again. */
+static void fill_queue(int *fds_p, int count)
+{
+    struct sockaddr_un name = {.sun_family = AF_UNIX};
+    snprintf(name.sun_path, sizeof name.sun_path, "%s/admin.sock", root);
+    for (int i = 0; i < count; i++) {
+        fds_p[i] = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        (void)connect(fds_p[i], (const struct sockaddr *)&name, sizeof name);
+    }
+}
+
+START_TEST(a_queue_that_is_full_is_a_hvdd_that_is_there)
+{
+    int fds[80];
+    fill_queue(fds, 80);
+    ck_assert_int_eq(admin_client_open(root, &client), HVI_OK);
+    const uint64_t before_ns = hvi_clock_ns();
+    ck_assert_int_eq(call(200 * (int64_t)HVI_NS_MS), HVI_ERR_TIMEOUT);
+    ck_assert_uint_lt(hvi_clock_ns() - before_ns, hvt_patience(HVI_NS_SEC));
+    stop_listening();
+    ck_assert_int_eq(call(SOON_NS), HVI_ERR_NO_DAEMON);
+    for (int i = 0; i < 80; i++)
+        close(fds[i]);
+}
+END_TEST
+
 START_TEST(a_question_that_does_not_encode_is_not_sent)
 {
     ck_assert_int_eq(admin_client_open(root, &client), HVI_OK);
@@ -353,6 +379,7 @@ int main(void)
     tcase_add_test(tests, a_hvdd_that_goes_is_told_long_before_the_deadline);
     tcase_add_test(tests, with_a_few_descriptors_there_is_no_client_but_still_a_process);
     tcase_add_test(tests, a_question_is_asked_again_when_the_gate_is_restarted);
+    tcase_add_test(tests, a_queue_that_is_full_is_a_hvdd_that_is_there);
     tcase_add_test(tests, a_question_that_does_not_encode_is_not_sent);
     tcase_add_test(tests, nothing_that_listens_is_no_daemon_and_a_long_path_invalid);
     tcase_add_test(tests, a_lack_of_descriptors_is_not_taken_for_a_lack_of_hvdd);
