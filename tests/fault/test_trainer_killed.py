@@ -223,6 +223,13 @@ def test_a_rank_that_exits_with_zero_before_any_other_opens_is_named_to_those_th
     daemon.expect_line("rank-lost", "exited with code 0")
 
 
+def test_a_daemon_that_was_silent_when_a_rank_ended_is_told_again(daemon):
+    """It stands still for longer than hvdrun waits, and afterwards does not know the job yet."""
+    check_named_before_it_opens("0", f"kill -STOP {daemon.pid}; (sleep 0.5; kill -CONT {daemon.pid}) & :",
+                                "sleep 0.8; date +%s%N", "--address", str(daemon.address))
+    daemon.expect_line("rank-lost", "exited with code 0")
+
+
 def test_a_child_that_keeps_the_socket_open_does_not_hide_the_death(daemon):
     job = Job(daemon, 2)
     child = job.ranks[1].ask("hold")["pid"]

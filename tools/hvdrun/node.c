@@ -31,6 +31,7 @@
     (5 * HVI_NS_SEC) /* a process that SIGKILL does not end (stuck in the kernel) */
 #define GROUP_POLL_NS (10 * HVI_NS_MS)
 #define RETELL_NS     (300 * HVI_NS_MS) /* ranks that come later hear within a second */
+#define SILENT_NS     HVI_NS_SEC        /* so long nobody waits again for a hvdd that is silent */
 #define DRAIN_READS   64
 
 static int count_of(const struct run_node *node)
@@ -112,7 +113,7 @@ int run_node_start(struct run_node *node, int input_fd, char *text_p, size_t tex
 {
     const int code = run_start_ranks(node, input_fd, text_p, text_size);
     if (node->alive > 0 && hvd_admin_open(node->address, &node->admin) != HVI_OK)
-        node->daemon_silent = true;
+        node->silent_until_ns = hvi_deadline_after((int64_t)SILENT_NS);
     return code;
 }
 
@@ -137,14 +138,29 @@ static void drain_output(struct run_node *node, int index)
         drain(&node->plan->results[index]);
 }
 
+/* HVI_ERR_TIMEOUT without a wait where it was silent a moment ago. */
+static int ask_daemon(struct run_node *node, const struct hvd_admin_request *request)
+{
+    struct hvd_admin_answer *reply;
+    if (!hvi_deadline_passed(node->silent_until_ns))
+        return HVI_ERR_TIMEOUT;
+    int status = HVI_ERR_NO_DAEMON;
+    if (node->admin != NULL || hvd_admin_open(node->address, &node->admin) == HVI_OK)
+        status = hvd_admin_ask(node->admin, request, (int64_t)ADMIN_NS, &reply);
+    if (status == HVI_OK)
+        hvd_admin_answer_free(reply);
+    if (status == HVI_ERR_TIMEOUT || status == HVI_ERR_NO_DAEMON)
+        node->silent_until_ns = hvi_deadline_after((int64_t)SILENT_NS);
+    return status;
+}
+
 static void tell_daemon(struct run_node *node, int index)
 {
     struct run_node_rank *rank = &node->ranks[index];
     const struct run_proc *proc = &rank->proc;
     struct hvd_admin_request request;
-    struct hvd_admin_answer *reply;
     rank->untold = false;
-    if (node->admin == NULL || node->daemon_silent || node->daemon_gone)
+    if (node->daemon_gone)
         return;
     hvd_admin_request_init(&request, HVD_ADMIN_PROCESS_EXITED);
     request.job = node->plan->job;
@@ -152,17 +168,14 @@ static void tell_daemon(struct run_node *node, int index)
     request.pid = proc->pid;
     request.signaled = proc->fate.kind == HVI_FATE_SIGNALED;
     request.code = proc->fate.code;
-    const int status = hvd_admin_ask(node->admin, &request, (int64_t)ADMIN_NS, &reply);
-    if (status == HVI_OK)
-        hvd_admin_answer_free(reply);
-    rank->untold = status == HVI_ERR_NOT_FOUND || status == HVI_ERR_RANK_LOST;
+    const int status = ask_daemon(node, &request);
+    rank->untold = status == HVI_ERR_NOT_FOUND || status == HVI_ERR_RANK_LOST ||
+                   status == HVI_ERR_TIMEOUT || status == HVI_ERR_NO_DAEMON;
     if (rank->untold)
         node->retell_ns = hvi_deadline_after((int64_t)RETELL_NS);
-    else if (status == HVI_ERR_TIMEOUT || status == HVI_ERR_NO_DAEMON)
-        node->daemon_silent = true; /* once is enough: the next rank must not wait too */
 }
 
-/* No rank had come when these ended, or some wait for them, and may do so again in another generation. */
+/* hvdd was silent, no rank had come when these ended, or some wait for them, and may do so again in another generation. */
 static void tell_again(struct run_node *node)
 {
     node->retell_ns = 0;

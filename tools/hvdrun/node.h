@@ -71,7 +71,8 @@ struct run_node {
     const struct run_node_plan *plan;
     struct run_guard guard;
     struct run_daemon daemon; /* dir "": not ours */
-    bool daemon_gone, daemon_silent;
+    bool daemon_gone;
+    uint64_t silent_until_ns; /* it did not answer: it is not asked before */
     char address[HVD_ADMIN_DIR_MAX + 1];
     struct hvd_admin *admin;
     struct run_node_rank *ranks;
