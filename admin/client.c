@@ -25,11 +25,17 @@
 #define REPLY_BYTES_MAX (64 * 1024 * 1024)
 #define DESCRIPTORS     16 /* that libzmq takes for our sockets, and some more */
 
+/* libzmq cannot wait for its turn in a queue that somebody floods. It tries, and whoever tries seldom is late. */
+#define RECONNECT_MS     1
+#define RECONNECT_MAX_MS 10
+#define LOOK_NS          (100 * HVI_NS_MS) /* so often it is looked whether hvdd is there */
+
 struct admin_client {
     void *context;
     void *socket;
     void *monitor; /* of disconnections */
     uint64_t next_request;
+    uint64_t next_look_ns;
     char dir[ADDRESS_DIR_MAX + 1];
 };
 
@@ -37,10 +43,11 @@ struct admin_client {
 
 static int set_options(void *socket)
 {
-    const int linger_ms = 0, again_ms = 1;
+    const int linger_ms = 0, again_ms = RECONNECT_MS, again_max_ms = RECONNECT_MAX_MS;
     const int64_t bytes_max = REPLY_BYTES_MAX;
     if (zmq_setsockopt(socket, ZMQ_LINGER, &linger_ms, sizeof linger_ms) != 0 ||
         zmq_setsockopt(socket, ZMQ_RECONNECT_IVL, &again_ms, sizeof again_ms) != 0 ||
+        zmq_setsockopt(socket, ZMQ_RECONNECT_IVL_MAX, &again_max_ms, sizeof again_max_ms) != 0 ||
         zmq_setsockopt(socket, ZMQ_MAXMSGSIZE, &bytes_max, sizeof bytes_max) != 0)
         return -1;
     return 0;
@@ -180,15 +187,20 @@ static int receive_reply(struct admin_client *client, uint64_t request,
 }
 
 /* Nobody listens, or somebody else. What this process lacks, and a queue that is full, say nothing of it. */
-static bool has_gone(const char *dir)
+static bool has_gone(struct admin_client *client)
 {
-    const int error = address_probe(dir, 0);
-    return error != 0 && error != EAGAIN && error != EMFILE && error != ENFILE && error != ENOMEM;
+    const uint64_t now_ns = hvi_clock_ns();
+    if (now_ns < client->next_look_ns)
+        return false;
+    const int error = address_probe(client->dir, 0);
+    if (error != 0 && error != EAGAIN && error != EMFILE && error != ENFILE && error != ENOMEM)
+        return true;
+    client->next_look_ns = now_ns + LOOK_NS;
+    return false;
 }
 
-/* What the monitor says, when it has said something: HVI_INPROGRESS: ask again; HVI_ERR_NO_DAEMON;
- * HVI_OK: nothing of interest. */
-static int read_event(struct admin_client *client)
+/* The monitor's next event; 0: it has nothing more to say. */
+static uint16_t take_event(struct admin_client *client)
 {
     unsigned char bytes[6];
     uint16_t event = 0;
@@ -197,11 +209,22 @@ static int read_event(struct admin_client *client)
     if (zmq_recv(client->monitor, bytes, sizeof bytes, ZMQ_DONTWAIT) == (int)sizeof bytes)
         memcpy(&event, bytes, sizeof event);
     zmq_msg_init(&rest);
-    (void)receive_body(client->monitor, &rest);
+    if (event != 0)
+        (void)receive_body(client->monitor, &rest);
     zmq_msg_close(&rest);
-    if (has_gone(client->dir))
+    return event;
+}
+
+/* Reads all that the monitor has said; a connection that finds nobody makes an event each time. HVI_INPROGRESS: ask
+ * again; HVI_ERR_NO_DAEMON; HVI_OK: nothing of interest. */
+static int read_events(struct admin_client *client)
+{
+    bool ended = false;
+    for (uint16_t event = take_event(client); event != 0; event = take_event(client))
+        ended |= event == ZMQ_EVENT_DISCONNECTED;
+    if (has_gone(client))
         return HVI_ERR_NO_DAEMON;
-    return event == ZMQ_EVENT_DISCONNECTED ? HVI_INPROGRESS : HVI_OK;
+    return ended ? HVI_INPROGRESS : HVI_OK;
 }
 
 /* HVI_OK: something has come; HVI_INPROGRESS: the connection has ended; or an error. */
@@ -215,7 +238,7 @@ static int wait_for_reply(struct admin_client *client, uint64_t deadline_ns)
             return HVI_ERR_NO_MEMORY;
         if (ready > 0 && items[0].revents != 0)
             return HVI_OK;
-        const int status = ready > 0 ? read_event(client) : HVI_OK;
+        const int status = ready > 0 ? read_events(client) : HVI_OK;
         if (status != HVI_OK)
             return status;
         if (hvi_deadline_passed(deadline_ns))

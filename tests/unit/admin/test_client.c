@@ -7,6 +7,7 @@
 #include "tests/unit/hvt_main.h"
 #include "tests/unit/hvt_process.h"
 
+#include <fcntl.h>
 #include <pthread.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -295,6 +296,31 @@ START_TEST(a_queue_that_is_full_is_a_hvdd_that_is_there)
 }
 END_TEST
 
+/* Connections that wait in the queue; ends them. */
+static int count_queue(void)
+{
+    int count = 0, fd;
+    for (; (fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK)) >= 0; count++)
+        close(fd);
+    return count;
+}
+
+START_TEST(a_handle_that_was_idle_while_hvdd_was_down_looks_for_it_once)
+{
+    char path[96];
+    ck_assert_int_eq(admin_client_open(root, &client), HVI_OK);
+    usleep(50000); /* it has connected */
+    snprintf(path, sizeof path, "%s/admin.sock", root);
+    unlink(path);
+    stop_listening(); /* and what was in its queue */
+    usleep(300000);
+    listen_there();
+    ck_assert_int_eq(fcntl(listener, F_SETFL, O_NONBLOCK), 0);
+    ck_assert_int_eq(call(50 * (int64_t)HVI_NS_MS), HVI_ERR_TIMEOUT);
+    ck_assert_int_le(count_queue(), 3); /* a look or two, and its own */
+}
+END_TEST
+
 START_TEST(a_question_that_does_not_encode_is_not_sent)
 {
     ck_assert_int_eq(admin_client_open(root, &client), HVI_OK);
@@ -380,6 +406,7 @@ int main(void)
     tcase_add_test(tests, with_a_few_descriptors_there_is_no_client_but_still_a_process);
     tcase_add_test(tests, a_question_is_asked_again_when_the_gate_is_restarted);
     tcase_add_test(tests, a_queue_that_is_full_is_a_hvdd_that_is_there);
+    tcase_add_test(tests, a_handle_that_was_idle_while_hvdd_was_down_looks_for_it_once);
     tcase_add_test(tests, a_question_that_does_not_encode_is_not_sent);
     tcase_add_test(tests, nothing_that_listens_is_no_daemon_and_a_long_path_invalid);
     tcase_add_test(tests, a_lack_of_descriptors_is_not_taken_for_a_lack_of_hvdd);
