@@ -24,6 +24,7 @@ struct hvd_admin_events {
     pid_t pid; /* that opened it */
     int epoll_fd, more_fd;
     bool says_more;               /* more_fd is readable */
+    bool ended;                   /* the connection; nobody has been told yet */
     struct hvi_admin_reply reply; /* whose events are being handed out */
     size_t next;
     struct hvd_admin_event shown;
@@ -49,8 +50,8 @@ static int open_fds(struct hvd_admin_events *events)
 
 static void settle(struct hvd_admin_events *events)
 {
-    const bool more =
-        admin_client_is_ready(events->client) || events->next < events->reply.event_count;
+    const bool more = admin_client_is_ready(events->client) || events->ended ||
+                      events->next < events->reply.event_count;
     uint64_t number = 1;
     if (more == events->says_more)
         return;
@@ -78,13 +79,14 @@ static void show(struct hvd_admin_events *events, const struct hvi_event_row *ro
     };
 }
 
-/* The connection has ended: asks again, and says that events may be lost. */
+/* The connection had ended: asks again, and says that events may be lost. */
 static int resume(struct hvd_admin_events *events, uint64_t deadline_ns)
 {
     struct hvi_admin_request request = {.kind = HVI_ADMIN_EVENTS};
     const int status = admin_client_send(events->client, &request, deadline_ns);
     if (status != HVI_OK)
         return status;
+    events->ended = false;
     events->shown = (struct hvd_admin_event){.kind = HVD_ADMIN_EVENT_LOST,
                                              .at_ns = hvi_clock_ns(),
                                              .job = "",
@@ -97,17 +99,18 @@ static int resume(struct hvd_admin_events *events, uint64_t deadline_ns)
 static int take_next(struct hvd_admin_events *events, uint64_t deadline_ns, char *text_p,
                      size_t text_size)
 {
-    while (events->next == events->reply.event_count) {
+    while (!events->ended && events->next == events->reply.event_count) {
         hvi_admin_reply_free(&events->reply);
         events->reply = (struct hvi_admin_reply){.status = HVI_OK};
         events->next = 0;
         const int status =
             admin_client_next(events->client, deadline_ns, &events->reply, text_p, text_size);
-        if (status == HVI_INPROGRESS)
-            return resume(events, hvi_deadline_after((int64_t)HVI_NS_SEC));
-        if (status != HVI_OK)
+        events->ended = status == HVI_INPROGRESS;
+        if (status != HVI_OK && status != HVI_INPROGRESS)
             return status;
     }
+    if (events->ended)
+        return resume(events, deadline_ns);
     show(events, &events->reply.events[events->next++]);
     return HVI_OK;
 }
