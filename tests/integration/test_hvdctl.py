@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
 
 import pytest
@@ -205,6 +206,22 @@ def test_something_else_on_the_socket_is_given_up_too():
         server.bind(f"{folder}/admin.sock")
         server.listen(8)
         done = run("status", "--address", folder, "--timeout", "0.3")
+        assert done.returncode == 3 and "did not answer" in done.stderr
+
+
+def test_a_timeline_waits_for_its_place_in_a_queue_that_is_full():
+    with tempfile.TemporaryDirectory(prefix="hvt-") as folder, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server, \
+            socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as queued:
+        server.bind(f"{folder}/attach.sock")
+        server.listen(0)
+        server.settimeout(scaled(5))
+        queued.connect(f"{folder}/attach.sock")
+        full = run("timeline", "j", "stop", "--address", folder, "--timeout", "0.2")
+        assert full.returncode == 3 and "queue of connections stays full" in full.stderr
+        opener = threading.Timer(0.3, lambda: [server.accept()[0].close() for _ in range(2)])
+        opener.start()
+        done = run("timeline", "j", "stop", "--address", folder)
+        opener.join()
         assert done.returncode == 3 and "did not answer" in done.stderr
 
 

@@ -14,20 +14,37 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
 
-static int connect_hvdd(const char *dir)
+/* 0 or errno; makes the socket non-blocking. The kernel lets those that wait in connect() into a full queue by turns. */
+static int connect_until(int fd, const struct sockaddr_un *address, uint64_t deadline_ns)
+{
+    for (;;) {
+        const uint64_t turn_us = hvi_deadline_left(deadline_ns) / 1000 + 1; /* 0 is for ever */
+        const struct timeval turn = {.tv_sec = (time_t)(turn_us / 1000000),
+                                     .tv_usec = (suseconds_t)(turn_us % 1000000)};
+        setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &turn, sizeof turn);
+        if (connect(fd, (const struct sockaddr *)address, sizeof *address) == 0)
+            return fcntl(fd, F_SETFL, O_NONBLOCK) == 0 ? 0 : errno;
+        if (errno != EINTR)
+            return errno;
+    }
+}
+
+static int connect_hvdd(const char *dir, uint64_t deadline_ns)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     const size_t room = sizeof address.sun_path;
     if ((size_t)snprintf(address.sun_path, room, "%s/attach.sock", dir) >= room)
         return -1;
-    const int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    const int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return -1;
     uid_t uid;
-    int error =
-        fd >= 0 && connect(fd, (struct sockaddr *)&address, sizeof address) != 0 ? errno : 0;
-    if (fd >= 0 && error == 0 && !hvi_listener_may_serve(fd, dir, &uid))
+    int error = connect_until(fd, &address, deadline_ns);
+    if (error == 0 && !hvi_listener_may_serve(fd, dir, &uid))
         error = EPERM;
     if (error != 0) {
         close(fd);
@@ -65,16 +82,27 @@ static int receive(int socket_fd, uint64_t deadline_ns, int *status_p, char *tex
     return status;
 }
 
-static int exchange(const struct ctl *ctl, int socket_fd, const struct hvi_packet_msg *msg, int fd,
+static int exchange(int socket_fd, const struct hvi_packet_msg *msg, int fd, uint64_t deadline_ns,
                     int *status_p, char *text_p, size_t size)
 {
-    const uint64_t deadline_ns = hvi_deadline_after((int64_t)ctl->timeout_ns);
     unsigned char bytes[1024];
     size_t length = 0;
     int status = hvi_packet_msg_encode(msg, bytes, sizeof bytes, &length);
     if (status == HVI_OK)
         status = hvi_packet_send(socket_fd, bytes, length, &fd, fd >= 0 ? 1 : 0, deadline_ns);
     return status == HVI_OK ? receive(socket_fd, deadline_ns, status_p, text_p, size) : status;
+}
+
+static const char *explain(int error)
+{
+    switch (error) {
+    case EPERM:
+        return "what listens there is another user's, so not trusted";
+    case EAGAIN:
+        return "its queue of connections stays full; wait longer with --timeout";
+    default:
+        return strerror(error);
+    }
 }
 
 static int ask_hvdd(const struct ctl *ctl, const struct hvi_packet_msg *msg, int fd)
@@ -86,14 +114,14 @@ static int ask_hvdd(const struct ctl *ctl, const struct hvi_packet_msg *msg, int
         ctl_complain(ctl, HVI_ERR_INVALID, "%s", hvd_admin_last_error());
         return CTL_USAGE;
     }
-    const int socket_fd = connect_hvdd(place.dir);
+    const uint64_t deadline_ns = hvi_deadline_after((int64_t)ctl->timeout_ns);
+    const int socket_fd = connect_hvdd(place.dir, deadline_ns);
     if (socket_fd < 0) {
         ctl_complain(ctl, HVI_ERR_NO_DAEMON, "no hvdd answers in %s: %s", place.dir,
-                     errno == EPERM ? "what listens there is another user's, so not trusted"
-                                    : strerror(errno));
+                     explain(errno));
         return CTL_NO_DAEMON;
     }
-    const int status = exchange(ctl, socket_fd, msg, fd, &verdict, text, sizeof text);
+    const int status = exchange(socket_fd, msg, fd, deadline_ns, &verdict, text, sizeof text);
     close(socket_fd);
     if (status != HVI_OK) {
         ctl_complain(ctl, status, "the hvdd in %s did not answer: %s", place.dir,
