@@ -9,6 +9,8 @@
 #include "base/clock.h"
 #include "base/status.h"
 
+#include <stdbool.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,6 +22,12 @@ struct hvd_admin {
     char dir[ADDRESS_DIR_MAX + 1];
 };
 
+#define REQUEST_BYTES_MIN                                                                          \
+    (offsetof(struct hvd_admin_request, before) + sizeof(uint64_t)) /* 0.1's */
+#define REQUEST_BYTES_MAX 4096 /* no version's; a size beyond is no size */
+
+_Static_assert(sizeof(struct hvd_admin_place) == HVD_ADMIN_DIR_MAX + 1 + 256,
+               "hvd_admin_place is the caller's and says no size, so it never grows");
 _Static_assert(HVD_ADMIN_DIR_MAX == ADDRESS_DIR_MAX, "a directory fits hvd_admin_place");
 _Static_assert((int)HVD_ADMIN_STATUS == (int)HVI_ADMIN_STATUS &&
                    (int)HVD_ADMIN_GPUS == (int)HVI_ADMIN_GPUS &&
@@ -109,14 +117,29 @@ static int copy_job(const struct hvd_admin_request *request, struct hvi_admin_re
     return HVI_OK;
 }
 
-static int to_wire(const struct hvd_admin_request *request, struct hvi_admin_request *wire_p)
+/* The request of a program that was built against another version: what it does not have is 0, and what only it has must
+ * be. */
+static int read_request(const struct hvd_admin_request *request,
+                        struct hvd_admin_request *request_p)
 {
-    if (request->struct_size != sizeof *request)
+    const size_t size = request->struct_size;
+    const size_t known = size < sizeof *request_p ? size : sizeof *request_p;
+    bool is_known = size >= REQUEST_BYTES_MIN && size <= REQUEST_BYTES_MAX;
+    for (size_t i = known; is_known && i < size; i++)
+        is_known = ((const unsigned char *)request)[i] == 0;
+    if (!is_known)
         return admin_error(
             HVI_ERR_INVALID,
             "a request of %zu bytes, where libhvdadmin %s knows %zu: call "
             "hvd_admin_request_init first, or build against this version's hvd_admin.h",
-            request->struct_size, HVD_VERSION_TEXT, sizeof *request);
+            size, HVD_VERSION_TEXT, sizeof *request);
+    memset(request_p, 0, sizeof *request_p);
+    memcpy(request_p, request, known);
+    return HVI_OK;
+}
+
+static int to_wire(const struct hvd_admin_request *request, struct hvi_admin_request *wire_p)
+{
     if (request->kind < HVD_ADMIN_STATUS || request->kind > HVD_ADMIN_LIMITS ||
         (int)request->kind == (int)HVI_ADMIN_EVENTS)
         return admin_error(HVI_ERR_INVALID, "%d is no kind of request", (int)request->kind);
@@ -175,12 +198,15 @@ static int add_gates(struct hvd_admin *admin, struct hvi_admin_request *wire, in
 int hvd_admin_ask(struct hvd_admin *admin, const struct hvd_admin_request *request,
                   int64_t timeout_ns, struct hvd_admin_answer **answer_p)
 {
+    struct hvd_admin_request known;
     struct hvi_admin_request wire;
     struct hvi_admin_reply reply;
     if (admin->pid != getpid())
         return admin_error(HVI_ERR_FORKED,
                            "this handle is the parent process'; open one in this process");
-    int status = to_wire(request, &wire);
+    int status = read_request(request, &known);
+    if (status == HVI_OK)
+        status = to_wire(&known, &wire);
     if (status != HVI_OK)
         return status;
     const uint64_t deadline_ns = hvi_deadline_after(timeout_ns);

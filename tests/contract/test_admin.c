@@ -306,6 +306,33 @@ START_TEST(what_cannot_be_is_an_error_with_a_sentence)
 }
 END_TEST
 
+/* As of programs that were built against a later hvd_admin.h, and of 0.1's. */
+START_TEST(a_request_of_another_version_is_understood_or_refused)
+{
+    struct {
+        struct hvd_admin_request request;
+        uint64_t later[2];
+    } other = {.later = {0, 0}};
+    hvd_admin_request_init(&other.request, HVD_ADMIN_STATUS);
+    ck_assert_uint_ge(sizeof other.request, 80);
+    other.request.struct_size = 80;
+    ck_assert_int_eq(hvd_admin_ask(admin, &other.request, SOON_NS, &answer), HVD_OK);
+    hvd_admin_answer_free(answer);
+    answer = NULL;
+    other.request.struct_size = sizeof other;
+    ck_assert_int_eq(hvd_admin_ask(admin, &other.request, SOON_NS, &answer), HVD_OK);
+    hvd_admin_answer_free(answer);
+    answer = NULL;
+    other.later[1] = 1;
+    ck_assert_int_eq(hvd_admin_ask(admin, &other.request, SOON_NS, &answer), HVD_ERR_INVALID);
+    expect(HVD_ERR_INVALID, "build against this version's hvd_admin.h");
+    other.request.struct_size = 79;
+    ck_assert_int_eq(hvd_admin_ask(admin, &other.request, SOON_NS, &answer), HVD_ERR_INVALID);
+    other.request.struct_size = SIZE_MAX;
+    ck_assert_int_eq(hvd_admin_ask(admin, &other.request, SOON_NS, &answer), HVD_ERR_INVALID);
+}
+END_TEST
+
 START_TEST(a_place_without_hvdd_is_named)
 {
     struct hvd_admin *other = NULL;
@@ -537,6 +564,7 @@ int main(void)
     tcase_add_test(tests, the_gate_itself_answers_about_nodes_and_nobody_has_a_gpu);
     tcase_add_test(tests, limits_are_those_of_hvdd_and_of_its_gate);
     tcase_add_test(tests, what_cannot_be_is_an_error_with_a_sentence);
+    tcase_add_test(tests, a_request_of_another_version_is_understood_or_refused);
     tcase_add_test(tests, a_place_without_hvdd_is_named);
     tcase_add_test(tests, a_hvdd_that_stands_still_is_a_timeout_and_a_late_answer_is_dropped);
     tcase_add_test(tests, a_question_is_asked_again_when_the_gate_dies);

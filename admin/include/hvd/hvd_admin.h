@@ -31,8 +31,9 @@
  *   Text      Strings end with NUL, are UTF-8 and never NULL. Names come from other users: escape
  *             control characters before a terminal sees them.
  *   Versions  Numbers are frozen. The structures that the library fills in (rows, answers) only grow,
- *             at their end, and it hands out pointers to them; those that the caller fills in say
- *             their size. */
+ *             at their end, and it hands out pointers to them. hvd_admin_request says its size: of an
+ *             older program's what it does not have is 0, and a newer one's is refused where what
+ *             this version does not know is not 0. hvd_admin_place never grows. */
 #ifndef HVD_HVD_ADMIN_H
 #define HVD_HVD_ADMIN_H
 
