@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "base/utf8.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -154,7 +155,8 @@ static int to_wire(const struct hvd_admin_request *request, struct hvi_admin_req
         .before = request->before,
     };
     if (request->reason != NULL)
-        snprintf(wire_p->reason, sizeof wire_p->reason, "%s", request->reason);
+        memcpy(wire_p->reason, request->reason,
+               hvi_utf8_cut(request->reason, strlen(request->reason), sizeof wire_p->reason - 1));
     return copy_job(request, wire_p);
 }
 

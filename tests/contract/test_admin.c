@@ -247,6 +247,22 @@ START_TEST(a_job_that_is_stopped_tells_its_ranks_why)
 }
 END_TEST
 
+START_TEST(a_long_reason_is_cut_between_characters)
+{
+    char reason[4096];
+    for (int lead = 0; lead < 2; lead++) {
+        memset(reason, 'x', sizeof reason);
+        for (size_t i = (size_t)lead; i + 2 < sizeof reason; i += 2)
+            memcpy(reason + i, "\xc3\xa9", 2);
+        reason[sizeof reason - 1] = '\0';
+        hvd_admin_request_init(&request, HVD_ADMIN_JOB_STOP);
+        request.job = "nobody";
+        request.reason = reason;
+        ck_assert_int_eq(hvd_admin_ask(admin, &request, SOON_NS, &answer), HVD_ERR_NOT_FOUND);
+    }
+}
+END_TEST
+
 START_TEST(the_gate_itself_answers_about_nodes_and_nobody_has_a_gpu)
 {
     ask(HVD_ADMIN_NODES, NULL);
@@ -561,6 +577,7 @@ int main(void)
     tcase_add_test(tests, an_answer_outlives_its_handle);
     tcase_add_test(tests, a_stall_names_who_is_missing);
     tcase_add_test(tests, a_job_that_is_stopped_tells_its_ranks_why);
+    tcase_add_test(tests, a_long_reason_is_cut_between_characters);
     tcase_add_test(tests, the_gate_itself_answers_about_nodes_and_nobody_has_a_gpu);
     tcase_add_test(tests, limits_are_those_of_hvdd_and_of_its_gate);
     tcase_add_test(tests, what_cannot_be_is_an_error_with_a_sentence);
