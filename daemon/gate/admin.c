@@ -43,6 +43,7 @@
 /* Shares of the gate's descriptors that connections may have, whatever the limits say. */
 #define SHARE          8u
 #define SHARE_PER_USER 16u
+#define KEPT           16u /* one of so many connections is kept for root and hvdd's user */
 
 #define HANDSHAKE_US 2000000u
 #define HOLD_US      100000u
@@ -240,12 +241,17 @@ static void answer_nodes(struct connection *connection, uint64_t request)
 
 /* ---- events ---- */
 
+static bool is_operator(const struct gate *gate, uid_t uid)
+{
+    return uid == 0 || uid == gate->start.uid;
+}
+
 /* `uid` NULL: everybody may. */
 static bool may_know(const struct connection *connection, const uint32_t *uid)
 {
     const uid_t asker = connection->peer.uid;
 
-    return uid == NULL || asker == 0 || asker == connection->gate->start.uid || asker == *uid;
+    return uid == NULL || is_operator(connection->gate, asker) || asker == *uid;
 }
 
 static void tell(struct gate *gate, const uint32_t *uid, const unsigned char *reply, size_t length)
@@ -557,12 +563,15 @@ static bool make_room(struct gate *gate, struct gate_user *user)
 {
     struct gate_admin *admin = gate->admin;
     struct connection *greediest;
+    uint32_t most = connections_most(gate, false);
 
+    if (!is_operator(gate, user->uid))
+        most -= most / KEPT;
     if (user->connections >= connections_most(gate, true))
         sweep(admin, user);
     if (user->connections >= connections_most(gate, true))
         return false;
-    if (admin->count < connections_most(gate, false))
+    if (admin->count < most)
         return true;
     greediest = find_greediest(admin, user->connections);
     if (greediest == NULL)

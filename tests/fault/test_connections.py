@@ -40,9 +40,9 @@ def few_files(count: int):
 
 
 @contextlib.contextmanager
-def silent(path: pathlib.Path, kind: str, count: int) -> Iterator[subprocess.Popen[str]]:
+def silent(path: pathlib.Path, kind: str, count: int, uid: int = NOBODY) -> Iterator[subprocess.Popen[str]]:
     """A process of another user, where the test can choose one, that holds `count` silent connections."""
-    user = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
+    user = {"user": uid, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
     with subprocess.Popen([sys.executable, "-c", SILENT, str(path), kind, str(count)], stdin=subprocess.PIPE, cwd="/",
                           stdout=subprocess.PIPE, text=True, **user) as process:
         try:
@@ -82,6 +82,16 @@ def test_connections_of_one_user_at_the_admin_socket_cost_no_other_user_anything
             assert daemon.ctl.json("status")["daemon"]["pid"] == daemon.pid
             check_attaches(daemon)
         job.check_usable()
+
+
+@needs_two_users
+def test_connections_of_several_users_at_the_admin_socket_do_not_lock_root_out():
+    """As many as there may be. Silent ones end after two seconds: root is answered before."""
+    with service(files=64) as daemon:
+        with silent(daemon.admin_path, "SOCK_STREAM", 10), silent(daemon.admin_path, "SOCK_STREAM", 10, NOBODY - 1):
+            daemon.expect_line("admin-limit", f"uid={NOBODY} ")
+            done = daemon.ctl.run("status", "--timeout", "1")
+            assert done.returncode == 0, done.stderr
 
 
 def test_the_end_of_descriptors_at_the_admin_socket_is_survived():
