@@ -6,7 +6,8 @@
  *   hvdd's user, none of them            ----------------------------------------->  hvdd's user, no capability
  *
  * Whose job it is, the trainer's socket says and not hvdd: a hvdd that somebody has taken over gets engines of those users
- * alone who have connected to it. No engine becomes root.
+ * alone who have connected to it, where a unit starts them. One that forks them has CAP_SETUID, CAP_SETGID and CAP_KILL
+ * itself, so who has taken it over can become anybody. No engine becomes root.
  *
  * The kernel then lets the engine at ordinary memory of that user's processes as it lets the user himself: never at that
  * of a program with other rights (setuid, file capabilities) that a trainer executes while its op is in flight. For that the
@@ -57,12 +58,13 @@ static int change(const struct ucred *user)
         return fail("setresgid");
     if (setresuid(user->uid, user->uid, user->uid) != 0)
         return fail("setresuid");
+    /* While it has rights still, so that the user's processes can look into it at no moment. */
+    if (prctl(PR_SET_DUMPABLE, DUMPABLE, 0, 0, 0) != 0 || setrlimit(RLIMIT_CORE, &no_core) != 0)
+        return fail("dumpable");
     if (!hvi_rights_keep(0))
         return fail("capset");
     if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0)
         return fail("no_new_privs");
-    if (prctl(PR_SET_DUMPABLE, DUMPABLE, 0, 0, 0) != 0 || setrlimit(RLIMIT_CORE, &no_core) != 0)
-        return fail("dumpable");
     return HVI_OK;
 }
 
