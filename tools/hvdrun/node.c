@@ -181,7 +181,7 @@ static void tell_again(struct run_node *node)
     node->retell_ns = 0;
     if (node->stage != RUN_RUNNING || node->alive == 0)
         return;
-    for (int i = 0; i < count_of(node) && node->retell_ns == 0; i++)
+    for (int i = 0; i < count_of(node); i++)
         if (node->ranks[i].untold)
             tell_daemon(node, i);
 }
