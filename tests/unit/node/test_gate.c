@@ -10,8 +10,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <utlist.h>
-
 static struct node node;
 static struct node_generation *generation;
 static int link_fd;
@@ -117,10 +115,9 @@ START_TEST(no_stall_waits_for_a_gate_that_does_not_read)
     ck_assert_uint_eq(node.gate.outbox_bytes, before);
     ck_assert_uint_eq(generation->stalls_lost, 100);
     ck_assert(!node.gate.killed);
-    while (node.gate.outbox != NULL) {
-        struct node_outgoing *first = node.gate.outbox;
-        DL_DELETE(node.gate.outbox, first);
-        free(first);
+    for (struct node_outgoing *next; node.gate.outbox != NULL; node.gate.outbox = next) {
+        next = node.gate.outbox->next;
+        free(node.gate.outbox);
     }
 }
 END_TEST
