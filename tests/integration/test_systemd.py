@@ -306,7 +306,7 @@ def test_hvdd_says_ready_answers_the_watchdog_and_says_stopping(folder, manager)
             manager.expect("WATCHDOG=1", 2)
         assert time.monotonic() - started < scaled(1), "the watchdog is answered too slowly"
         process.terminate()
-        assert "EXTEND_TIMEOUT_USEC=40000000" in manager.expect("STOPPING=1"), "drain-timeout, and ten seconds to end"
+        assert "EXTEND_TIMEOUT_USEC=50000000" in manager.expect("STOPPING=1"), "drain-timeout, and twenty seconds to end"
         assert process.wait(scaled(10)) == 0
     finally:
         stop(process)
