@@ -91,6 +91,7 @@ static void say_id(uint32_t node, const char *why_not)
     ck_assert_int_eq(msg.comm_id.check, node > 0);
     id.comm_id.request = msg.comm_id.request;
     id.comm_id.check = msg.comm_id.check;
+    hvi_gpu_msg_free(&msg);
     memset(id.comm_id.id, node > 0 || why_not ? 0 : 7, sizeof id.comm_id.id);
     if (why_not)
         snprintf(id.comm_id.text, sizeof id.comm_id.text, "%s", why_not);
@@ -246,6 +247,7 @@ START_TEST(an_op_that_waits_for_its_communicator_ends_with_the_job)
 
     bring(1);
     hear(0, HVI_GPU_COMM_ID, &msg); /* which has no answer */
+    hvi_gpu_msg_free(&msg);
     close(nodes[1].bench.peers[0].socket);
     nodes[1].bench.peers[0].socket = -1;
     expect(0, HVI_ERR_RANK_LOST, "rank 1 on h1");
