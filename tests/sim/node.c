@@ -10,6 +10,7 @@
 #include "daemon/engine/order/join.h"
 #include "daemon/engine/order/negotiate.h"
 #include "daemon/engine/order/schedule.h"
+#include "tests/unit/engine/hvt_deaf.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -115,48 +116,11 @@ static void ask_output(struct engine_part *part)
 static struct engine_op *new_op(void *user)
 {
     const struct hvt_node *node = user;
-    int32_t seats = (int32_t)node->roster.seats;
-    struct engine_op *op = calloc(1, sizeof *op + engine_op_room(seats));
 
-    HVI_ASSERT(op);
-    engine_op_init(op, seats, op + 1);
-    return op;
+    return hvt_deaf_new_op((int32_t)node->roster.seats);
 }
 
-static void free_op(struct engine_op *op)
-{
-    free(op);
-}
-
-static void op_waits(void *user)
-{
-    (void)user;
-}
-
-static void part_came(void *user, struct engine_part *part)
-{
-    (void)user, (void)part;
-}
-
-static void op_happens(void *user, struct engine_op *op)
-{
-    (void)user, (void)op;
-}
-
-static void op_over(void *user, struct engine_op *op, int status)
-{
-    (void)user, (void)op, (void)status;
-}
-
-static void set_changes(void *user, struct engine_set *set)
-{
-    (void)user, (void)set;
-}
-
-static const struct engine_order_sink sink = {answer, ask_output, let_go, new_op, free_op};
-static const struct engine_order_observer observer = {op_waits,    part_came,   op_happens,
-                                                      op_happens,  op_happens,  op_over,
-                                                      set_changes, set_changes, op_happens};
+static const struct engine_order_sink sink = {answer, ask_output, let_go, new_op, hvt_deaf_free_op};
 
 /* ---- the job is broken ---- */
 
@@ -371,7 +335,8 @@ static void begin_order(struct hvt_node *node, const struct engine_node *nodes, 
 
     int status = engine_roster_init(&node->roster, size, own->ranks, own->count);
     if (status == HVI_OK)
-        status = engine_order_init(&node->order, "job", &node->roster, &sink, &observer, node);
+        status =
+            engine_order_init(&node->order, "job", &node->roster, &sink, &hvt_deaf_observer, node);
     if (status == HVI_OK)
         status = engine_roster_set_nodes(&node->roster, nodes, count, node->number);
     HVI_ASSERT(status == HVI_OK);

@@ -9,6 +9,7 @@
 #include "daemon/engine/order/schedule.h"
 #include "daemon/engine/order/set_ops.h"
 #include "daemon/engine/order/sizes.h"
+#include "tests/unit/engine/hvt_deaf.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -76,49 +77,12 @@ static void drop(struct engine_part *part)
 
 static struct engine_op *new_op(void *user)
 {
-    struct hvt_node *node = user;
-    int32_t seats = (int32_t)node->roster.seats;
-    struct engine_op *op = calloc(1, sizeof *op + engine_op_room(seats));
+    const struct hvt_node *node = user;
 
-    REQUIRE(op);
-    engine_op_init(op, seats, op + 1);
-    return op;
+    return hvt_deaf_new_op((int32_t)node->roster.seats);
 }
 
-static void free_op(struct engine_op *op)
-{
-    free(op);
-}
-
-static void op_waits(void *user)
-{
-    (void)user;
-}
-
-static void part_came(void *user, struct engine_part *part)
-{
-    (void)user, (void)part;
-}
-
-static void op_happens(void *user, struct engine_op *op)
-{
-    (void)user, (void)op;
-}
-
-static void op_over(void *user, struct engine_op *op, int status)
-{
-    (void)user, (void)op, (void)status;
-}
-
-static void set_changes(void *user, struct engine_set *set)
-{
-    (void)user, (void)set;
-}
-
-static const struct engine_order_sink sink = {answer, ask_output, drop, new_op, free_op};
-static const struct engine_order_observer observer = {op_waits,    part_came,   op_happens,
-                                                      op_happens,  op_happens,  op_over,
-                                                      set_changes, set_changes, op_happens};
+static const struct engine_order_sink sink = {answer, ask_output, drop, new_op, hvt_deaf_free_op};
 
 /* ---- the bus ---- */
 
@@ -214,8 +178,8 @@ static void begin_node(struct hvt_job *job, struct hvt_node *node, const struct 
     node->up.last = &node->up.first;
     node->down.last = &node->down.first;
     REQUIRE(engine_roster_init(&node->roster, job->size, own->ranks, own->count) == HVI_OK);
-    REQUIRE(engine_order_init(&node->order, "job", &node->roster, &sink, &observer, node) ==
-            HVI_OK);
+    REQUIRE(engine_order_init(&node->order, "job", &node->roster, &sink, &hvt_deaf_observer,
+                              node) == HVI_OK);
     for (uint16_t seat = 0; seat < own->count; seat++)
         job->seat[own->ranks[seat]] = (engine_seat){seat};
     if (count == 1)
