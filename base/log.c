@@ -12,6 +12,7 @@
 
 #include "base/clock.h"
 #include "base/limits.h"
+#include "base/rate.h"
 #include "base/utf8.h"
 
 #include <errno.h>
@@ -113,20 +114,20 @@ uint64_t hvi_log_lost(void)
 
 _Static_assert(HVI_LOG_PER_SECOND == HVI_LIMIT_VALUE_log_rate, "the table of limits says so");
 
-#define BUCKETS   64u
-#define REFILL_NS (HVI_NS_SEC / HVI_LOG_PER_SECOND)
+#define BUCKETS 64u
+#define EACH_NS (HVI_NS_SEC / HVI_LOG_PER_SECOND)
 
-/* Lines of one user and id. The one that was used longest ago makes room for another. */
+/* Lines of one user and id. The one that is paid for first makes room for another. */
 struct bucket {
-    uint32_t uid, left;
+    uint32_t uid;
     char id[32];
-    uint64_t filled_ns, suppressed;
+    uint64_t paid_ns, suppressed; /* base/rate.h */
 };
 static struct bucket buckets[BUCKETS];
 static pthread_mutex_t buckets_lock = PTHREAD_MUTEX_INITIALIZER; /* held for no write */
 static _Thread_local uint64_t suppressed_before;
 
-static struct bucket *find_bucket(uint32_t uid, const char *id, uint64_t now_ns)
+static struct bucket *find_bucket(uint32_t uid, const char *id)
 {
     struct bucket *oldest = &buckets[0];
 
@@ -134,10 +135,10 @@ static struct bucket *find_bucket(uint32_t uid, const char *id, uint64_t now_ns)
         struct bucket *bucket = &buckets[i];
         if (bucket->uid == uid && strcmp(bucket->id, id) == 0)
             return bucket;
-        if (bucket->filled_ns < oldest->filled_ns)
+        if (bucket->paid_ns < oldest->paid_ns)
             oldest = bucket;
     }
-    *oldest = (struct bucket){.uid = uid, .left = HVI_LOG_BURST, .filled_ns = now_ns};
+    *oldest = (struct bucket){.uid = uid};
     snprintf(oldest->id, sizeof(oldest->id), "%s", id);
     return oldest;
 }
@@ -147,14 +148,9 @@ bool hvi_log_admit(uint32_t uid, const char *id)
     uint64_t now_ns = hvi_clock_ns();
 
     pthread_mutex_lock(&buckets_lock);
-    struct bucket *bucket = find_bucket(uid, id, now_ns);
-    uint64_t more = (now_ns - bucket->filled_ns) / REFILL_NS;
-    bucket->filled_ns += more * REFILL_NS;
-    bucket->left +=
-        more < HVI_LOG_BURST - bucket->left ? (uint32_t)more : HVI_LOG_BURST - bucket->left;
-    bool admitted = bucket->left > 0;
+    struct bucket *bucket = find_bucket(uid, id);
+    bool admitted = hvi_rate_take(&bucket->paid_ns, now_ns, EACH_NS, HVI_LOG_BURST) == 0;
     if (admitted) {
-        bucket->left--;
         suppressed_before = bucket->suppressed;
         bucket->suppressed = 0;
     } else {
