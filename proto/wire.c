@@ -15,6 +15,7 @@
 
 #include "base/status.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -256,6 +257,28 @@ int hvi_admin_reply_encode(const struct hvi_admin_reply *reply, unsigned char **
         status = pack_allocated(message, bytes_p, length_p);
     hvi_wire_context_fini(&context);
     return as_encode_error(status);
+}
+
+int hvi_event_encode(struct hvi_event_row *row, unsigned char **bytes_p, size_t *length_p)
+{
+    const struct hvi_admin_reply reply = {
+        .protocol_version = HVI_PROTOCOL_VERSION, .events = row, .event_count = 1};
+    return hvi_admin_reply_encode(&reply, bytes_p, length_p);
+}
+
+struct hvi_limit_row *hvi_limit_row_add(struct hvi_admin_reply *reply, enum hvi_limit limit,
+                                        uint64_t most)
+{
+    const struct hvi_limit_fact *fact = &hvi_limit_facts[limit];
+    if (reply->limit_count == HVI_WIRE_ROWS_MAX) {
+        reply->rows_left_out++;
+        return NULL;
+    }
+    struct hvi_limit_row *row = &reply->limits[reply->limit_count++];
+    *row = (struct hvi_limit_row){.most = most};
+    snprintf(row->limit, sizeof row->limit, "%s", fact->name);
+    snprintf(row->of, sizeof row->of, "%s", hvi_limit_of_text(fact->of));
+    return row;
 }
 
 static int decode_admin_reply(struct wire_context *context, const unsigned char *bytes,

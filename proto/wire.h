@@ -7,6 +7,7 @@
 #ifndef HVI_PROTO_WIRE_H
 #define HVI_PROTO_WIRE_H
 
+#include "base/limits.h"
 #include "base/types.h"
 
 #include <stdbool.h>
@@ -570,6 +571,12 @@ int hvi_admin_reply_encode(const struct hvi_admin_reply *reply, unsigned char **
 int hvi_admin_reply_decode(const unsigned char *bytes, size_t length,
                            struct hvi_admin_reply *reply_p, char *text_p, size_t text_size);
 void hvi_admin_reply_free(struct hvi_admin_reply *reply);
+/* A reply that is this one event. */
+int hvi_event_encode(struct hvi_event_row *row, unsigned char **bytes_p, size_t *length_p);
+/* One row more of the limit, with all else 0; reply->limits has room for HVI_WIRE_ROWS_MAX. NULL: it is full, and the row is
+ * counted as left out. */
+struct hvi_limit_row *hvi_limit_row_add(struct hvi_admin_reply *reply, enum hvi_limit limit,
+                                        uint64_t most);
 
 /* True for a job id that may appear in paths, logs and tables: 1..127 bytes of [A-Za-z0-9._:@-],
  * and neither "." nor "..". */

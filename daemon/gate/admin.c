@@ -276,14 +276,12 @@ void gate_admin_event(struct gate *gate, const struct hvi_gate_event *event)
 void gate_admin_node_event(struct gate *gate, uint32_t kind, const char *name, const char *text)
 {
     struct hvi_event_row row = {.kind = kind, .at_ns = hvi_clock_ns(), .rank = -1};
-    const struct hvi_admin_reply reply = {
-        .protocol_version = HVI_PROTOCOL_VERSION, .events = &row, .event_count = 1};
     unsigned char *bytes = NULL;
     size_t length;
 
     snprintf(row.node, sizeof(row.node), "%s", name);
     snprintf(row.text, sizeof(row.text), "%s", text);
-    if (hvi_admin_reply_encode(&reply, &bytes, &length) == HVI_OK)
+    if (hvi_event_encode(&row, &bytes, &length) == HVI_OK)
         tell(gate, NULL, bytes, length);
     free(bytes);
 }
@@ -304,16 +302,13 @@ static uint32_t connections_most(const struct gate *gate, bool of_user)
 static void add_limit(struct hvi_admin_reply *reply, enum hvi_limit limit, uid_t uid, uint64_t most,
                       uint64_t used)
 {
-    struct hvi_limit_row *row;
+    struct hvi_limit_row *row = hvi_limit_row_add(reply, limit, most);
 
-    if (reply->limit_count == HVI_WIRE_ROWS_MAX) {
-        reply->rows_left_out++;
+    if (row == NULL)
         return;
-    }
-    row = &reply->limits[reply->limit_count++];
-    *row = (struct hvi_limit_row){.uid = uid, .counted = true, .used = used, .most = most};
-    snprintf(row->limit, sizeof(row->limit), "%s", hvi_limit_facts[limit].name);
-    snprintf(row->of, sizeof(row->of), "%s", hvi_limit_of_text(hvi_limit_facts[limit].of));
+    row->uid = uid;
+    row->counted = true;
+    row->used = used;
 }
 
 /* The gate's own limits; of users those whom the asker may ask about. */
@@ -321,7 +316,7 @@ static void answer_limits(struct connection *connection, const struct hvi_admin_
 {
     struct gate *gate = connection->gate;
     const uid_t asker = connection->peer.uid;
-    const bool all = asker == 0 || asker == gate->start.uid;
+    const bool all = is_operator(gate, asker);
     struct hvi_admin_reply reply = {.limits = calloc(HVI_WIRE_ROWS_MAX, sizeof(*reply.limits))};
     struct gate_user *user = gate->admin->users.all;
 
@@ -360,14 +355,12 @@ static void pass_on(struct connection *connection, const struct hvi_admin_reques
     free(msg.ask.request);
 }
 
-/* 0: the user may ask now; else in how many ns. */
-static uint64_t too_soon(struct connection *connection)
+static bool asks_too_often(struct connection *connection)
 {
     const struct hvi_gate_start *start = &connection->gate->start;
 
-    if (start->private_mode)
-        return 0;
-    return gate_user_ask(connection->user, hvi_clock_ns(), start->admin_rate_per_user);
+    return !start->private_mode &&
+           gate_user_ask(connection->user, hvi_clock_ns(), start->admin_rate_per_user) != 0;
 }
 
 static void refuse_held(struct connection *connection)
@@ -392,7 +385,7 @@ static void handle(struct connection *connection, const struct gate_zmtp_message
     bool good = message->whole && hvi_admin_request_decode(message->body, message->length, &request,
                                                            text, sizeof(text)) == HVI_OK;
 
-    if (too_soon(connection) != 0) {
+    if (asks_too_often(connection)) {
         connection->held = true;
         connection->held_request = good ? request.request : 0;
         set_deadline(connection, HOLD_US);

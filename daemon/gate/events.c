@@ -39,12 +39,10 @@ static bool say_lost(struct gate_events *events)
 {
     struct hvi_event_row row = {
         .kind = HVI_EVENT_LOST, .at_ns = hvi_clock_ns(), .rank = -1, .count = events->lost};
-    const struct hvi_admin_reply reply = {
-        .protocol_version = HVI_PROTOCOL_VERSION, .events = &row, .event_count = 1};
     unsigned char *bytes = NULL;
     size_t length = 0;
 
-    if (hvi_admin_reply_encode(&reply, &bytes, &length) != HVI_OK || !append(events, bytes, length))
+    if (hvi_event_encode(&row, &bytes, &length) != HVI_OK || !append(events, bytes, length))
         return false;
     events->lost = 0;
     return true;

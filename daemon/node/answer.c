@@ -491,36 +491,11 @@ struct rows {
     struct hvi_admin_reply reply;
 };
 
-static struct hvi_limit_row *row_new(struct rows *rows, enum hvi_limit limit, uint64_t most)
-{
-    struct hvi_admin_reply *reply = &rows->reply;
-    struct hvi_limit_row *row;
-
-    if (reply->limit_count == HVI_WIRE_ROWS_MAX) {
-        reply->rows_left_out++;
-        return NULL;
-    }
-    row = &reply->limits[reply->limit_count++];
-    snprintf(row->limit, sizeof(row->limit), "%s", hvi_limit_facts[limit].name);
-    snprintf(row->of, sizeof(row->of), "%s", hvi_limit_of_text(hvi_limit_facts[limit].of));
-    row->most = most;
-    return row;
-}
-
-static void add_all(struct rows *rows, enum hvi_limit limit, int64_t most, uint64_t used)
-{
-    struct hvi_limit_row *row = row_new(rows, limit, (uint64_t)most);
-
-    if (row == NULL)
-        return;
-    row->used = used;
-    row->counted = true;
-}
-
-static void add_user(struct rows *rows, enum hvi_limit limit, uid_t uid, int64_t most,
+/* `uid` 0: also of what all share. */
+static void add_used(struct rows *rows, enum hvi_limit limit, uid_t uid, int64_t most,
                      uint64_t used)
 {
-    struct hvi_limit_row *row = row_new(rows, limit, (uint64_t)most);
+    struct hvi_limit_row *row = hvi_limit_row_add(&rows->reply, limit, (uint64_t)most);
 
     if (row == NULL)
         return;
@@ -532,7 +507,7 @@ static void add_user(struct rows *rows, enum hvi_limit limit, uid_t uid, int64_t
 /* So much in a second: nothing is in use. */
 static void add_rate(struct rows *rows, enum hvi_limit limit, uid_t uid, int64_t most)
 {
-    struct hvi_limit_row *row = row_new(rows, limit, (uint64_t)most);
+    struct hvi_limit_row *row = hvi_limit_row_add(&rows->reply, limit, (uint64_t)most);
 
     if (row != NULL)
         row->uid = uid;
@@ -542,7 +517,7 @@ static void add_job(struct rows *rows, enum hvi_limit limit, const struct node_e
                     uint64_t most, uint64_t used)
 {
     const struct node_job_name *name = &engine->generation->job->name;
-    struct hvi_limit_row *row = row_new(rows, limit, most);
+    struct hvi_limit_row *row = hvi_limit_row_add(&rows->reply, limit, most);
 
     if (row == NULL)
         return;
@@ -556,13 +531,13 @@ static void fill_all(struct rows *rows)
 {
     const struct node *node = rows->node;
 
-    add_all(rows, HVI_LIMIT_max_jobs, node->config.max_jobs,
-            node_jobs_under_way(&node->jobs, NULL));
-    add_all(rows, HVI_LIMIT_max_sessions, node->config.max_sessions, node->jobs.session_count);
-    add_all(rows, HVI_LIMIT_max_pending, node_attach_pending_most(node, false),
-            node->pending_count);
-    add_all(rows, HVI_LIMIT_gpu_workers, node->config.gpu_workers,
-            node_gpu_count(&node->gpu, NULL));
+    add_used(rows, HVI_LIMIT_max_jobs, 0, node->config.max_jobs,
+             node_jobs_under_way(&node->jobs, NULL));
+    add_used(rows, HVI_LIMIT_max_sessions, 0, node->config.max_sessions, node->jobs.session_count);
+    add_used(rows, HVI_LIMIT_max_pending, 0, node_attach_pending_most(node, false),
+             node->pending_count);
+    add_used(rows, HVI_LIMIT_gpu_workers, 0, node->config.gpu_workers,
+             node_gpu_count(&node->gpu, NULL));
 }
 
 static void fill_user(struct rows *rows, uid_t uid)
@@ -570,15 +545,15 @@ static void fill_user(struct rows *rows, uid_t uid)
     const struct node *node = rows->node;
 
     if (!node->private_mode) {
-        add_user(rows, HVI_LIMIT_max_jobs_per_user, uid, node->config.max_jobs_per_user,
+        add_used(rows, HVI_LIMIT_max_jobs_per_user, uid, node->config.max_jobs_per_user,
                  node_jobs_under_way(&node->jobs, &uid));
         add_rate(rows, HVI_LIMIT_start_rate_per_user, uid, node->config.start_rate_per_user);
     }
-    add_user(rows, HVI_LIMIT_max_sessions_per_user, uid, node->config.max_sessions_per_user,
+    add_used(rows, HVI_LIMIT_max_sessions_per_user, uid, node->config.max_sessions_per_user,
              node_jobs_sessions_of(&node->jobs, uid));
-    add_user(rows, HVI_LIMIT_max_pending_per_user, uid, node_attach_pending_most(node, true),
+    add_used(rows, HVI_LIMIT_max_pending_per_user, uid, node_attach_pending_most(node, true),
              node_attach_pending_of(node, uid));
-    add_user(rows, HVI_LIMIT_gpu_workers_per_user, uid, node->config.gpu_workers_per_user,
+    add_used(rows, HVI_LIMIT_gpu_workers_per_user, uid, node->config.gpu_workers_per_user,
              node_gpu_count(&node->gpu, &uid));
     add_rate(rows, HVI_LIMIT_log_rate, uid, HVI_LIMIT_VALUE_log_rate);
 }

@@ -146,15 +146,13 @@ static void send_event(struct node *node, const struct node_generation *generati
                        struct hvi_event_row *row)
 {
     const struct node_job_name *job = &generation->job->name;
-    const struct hvi_admin_reply reply = {
-        .protocol_version = HVI_PROTOCOL_VERSION, .events = row, .event_count = 1};
     struct hvi_gate_msg msg = {.kind = HVI_GATE_EVENT, .event = {.uid = job->uid}};
 
     row->at_ns = hvi_clock_ns();
     row->uid = job->uid;
     row->generation = generation->number;
     snprintf(row->job, sizeof(row->job), "%s", job->id);
-    if (hvi_admin_reply_encode(&reply, &msg.event.reply, &msg.event.reply_bytes) != HVI_OK)
+    if (hvi_event_encode(row, &msg.event.reply, &msg.event.reply_bytes) != HVI_OK)
         return;
     node_gate_send(node, &msg);
     free(msg.event.reply);
