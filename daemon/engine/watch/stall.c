@@ -187,19 +187,27 @@ static void tell_hvdd(const struct engine_watch *watch, const char *name, const 
     watch->calls->send(watch->user, &msg); /* where it is lost, the log has it */
 }
 
-static void log_op(const struct engine_watch *watch, struct engine_op *op, uint64_t now_ns)
+static void say_stalled(const struct engine_watch *watch, struct engine_op *op, uint64_t now_ns,
+                        const char *sentence)
 {
     bool first = op->warn_ns == 0;
-    char missing[512], sentence[640], name[HVI_NAME_MAX + 1];
+    char name[HVI_NAME_MAX + 1];
 
-    engine_stall_describe(watch, op, missing, sizeof missing);
     engine_tensor_name(op->tensor, name);
-    snprintf(sentence, sizeof sentence, "%s waits for %s", engine_stall_kind(op), missing);
     HVI_LOG(HVI_LOG_WARN, "stall", "op-stalled", sentence, "job=%s tensor=%s age_ms=%llu",
             watch->start->job, name, (unsigned long long)((now_ns - op->first_ns) / HVI_NS_MS));
     op->warn_ns = now_ns + watch->stall_warn_ns;
     if (first)
         tell_hvdd(watch, name, sentence);
+}
+
+static void log_op(const struct engine_watch *watch, struct engine_op *op, uint64_t now_ns)
+{
+    char missing[512], sentence[640];
+
+    engine_stall_describe(watch, op, missing, sizeof missing);
+    snprintf(sentence, sizeof sentence, "%s waits for %s", engine_stall_kind(op), missing);
+    say_stalled(watch, op, now_ns, sentence);
 }
 
 static void warn(struct engine_watch *watch, uint64_t now_ns)
@@ -258,18 +266,12 @@ static void missing_text(const struct engine_watch *watch, const struct engine_o
 
 static void log_others(const struct engine_watch *watch, struct engine_op *op, uint64_t now_ns)
 {
-    bool first = op->warn_ns == 0;
-    char missing[512], sentence[640], name[HVI_NAME_MAX + 1];
+    char missing[512], sentence[640];
 
     missing_text(watch, op, missing, sizeof missing);
-    engine_tensor_name(op->tensor, name);
     snprintf(sentence, sizeof sentence, "%s of ranks on other nodes waits for %s",
              hvi_kind_text(op->kind), missing);
-    HVI_LOG(HVI_LOG_WARN, "stall", "op-stalled", sentence, "job=%s tensor=%s age_ms=%llu",
-            watch->start->job, name, (unsigned long long)((now_ns - op->first_ns) / HVI_NS_MS));
-    op->warn_ns = now_ns + watch->stall_warn_ns;
-    if (first)
-        tell_hvdd(watch, name, sentence);
+    say_stalled(watch, op, now_ns, sentence);
 }
 
 /* False: the rank takes part in none of them. */
