@@ -37,7 +37,6 @@
 
 #define DROPS_AT_ONCE 16
 #define HOLD_NS       (500 * (int64_t)HVI_NS_MS)
-#define HELLOS_NS     (500 * (int64_t)HVI_NS_MS) /* twice RETRY_NS of daemon/engine/link.c */
 
 #ifndef SO_PEERPIDFD
 #define SO_PEERPIDFD 77 /* Linux 6.5 */
@@ -264,11 +263,6 @@ static bool hold(struct node_pending *pending, const struct node_decision *decis
     sd_event_source_set_enabled(pending->io, SD_EVENT_OFF);
     return sd_event_source_set_time_relative(pending->timer,
                                              hvi_deadline_left(until_ns) / 1000 + 1) >= 0;
-}
-
-void node_attach_await_hellos(struct node *node)
-{
-    node->hellos_until_ns = hvi_deadline_after(HELLOS_NS);
 }
 
 void node_attach_wake_held(struct node *node)
@@ -634,9 +628,10 @@ static struct node_pending *find_greediest(const struct node *node, uint32_t cou
         if (!silent || pending->peer.uid == last)
             continue;
         last = pending->peer.uid;
-        if (node_attach_pending_of(node, last) <= count)
+        uint32_t of_user = node_attach_pending_of(node, last);
+        if (of_user <= count)
             continue;
-        count = node_attach_pending_of(node, last);
+        count = of_user;
         found = pending;
     }
     return found;

@@ -37,7 +37,8 @@ struct node_discard {
     uint64_t released_ns;
 };
 
-/* Closes a connection of attach.sock, or the link of a gate, or has it closed where that could wait. `handed_over`: an engine has it too. */
+/* Closes a connection of attach.sock, or the link of a gate, or has it closed where that could wait. `handed_over`: an
+ * engine has it too. */
 void node_discard(struct node_discard *discard, int fd, bool handed_over);
 /* Forks a helper that keeps `fds`, which are sorted in it, and standard output: 0 in the helper, which ends by _exit; its
  * pid here; -1. Unless it exits with 0, `failed` (NULL: nobody) is told `user` and `number`. */

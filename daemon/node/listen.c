@@ -2,8 +2,9 @@
  * Accepting, and attach.sock. A flood of connections is accepted at a pace (base/pace.h), where it may be a stranger's.
  * As long as engines of a killed hvdd may say hello, the queue is long: each needs a place in it. Not that of a socket
  * unit, whose credentials clients see: who listens anew puts his own there.
- * A listening socket that cannot be accepted from (out of descriptors) stays readable, so the event loop would spin: accepting pauses for 100 ms then, and the log gets
- * one line a second. */
+ *
+ * A listening socket that cannot be accepted from (out of descriptors) stays readable, so the event loop would spin:
+ * accepting pauses for 100 ms then, and the log gets one line a second. */
 #include "daemon/node/node.h"
 
 #include "base/status.h"
@@ -16,6 +17,7 @@
 #include <unistd.h>
 
 #define ACCEPTS_PER_WAKE 32
+#define HELLOS_NS        (500 * (int64_t)HVI_NS_MS) /* twice RETRY_NS of daemon/engine/link.c */
 #define HELLOS_BACKLOG   1024
 #define PAUSE_US         100000
 #define SLACK_US         1000 /* 0 would mean 250 ms to sd-event */
@@ -165,9 +167,10 @@ static int on_hellos_over(sd_event_source *source, uint64_t usec, void *user)
     return 0;
 }
 
+/* The hvdd before us was killed: ranks that find no engine are held (attach.c) until its engines had time to say hello. */
 static void await_hellos(struct node *node)
 {
-    node_attach_await_hellos(node);
+    node->hellos_until_ns = hvi_deadline_after(HELLOS_NS);
     if (!node->attach_inherited &&
         sd_event_add_time_relative(node->event, &node->hellos_over, CLOCK_MONOTONIC,
                                    hvi_deadline_left(node->hellos_until_ns) / 1000, SLACK_US,

@@ -256,8 +256,6 @@ void node_attach_timeline_done(struct node *node, const struct node_engine *engi
                                const struct hvi_ack *ack);
 /* A rank has gone: attaches that are held because of it are decided again. */
 void node_attach_wake_held(struct node *node);
-/* The hvdd before us was killed: ranks that find no engine are held until its engines had time to say hello. */
-void node_attach_await_hellos(struct node *node);
 /* The engine is gone: connections it had not answered are tried again once (`clean`) or get an
  * error. */
 void node_attach_engine_gone(struct node *node, struct node_generation *generation, bool clean,
