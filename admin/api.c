@@ -182,8 +182,12 @@ static int add_gates(struct hvd_admin *admin, struct hvi_admin_request *wire, in
     struct hvi_admin_reply gate;
     wire->of_gate = true;
     const int status = call(admin, wire, timeout_ns, deadline_ns, &gate);
-    if (status != HVI_OK || gate.limit_count == 0)
+    if (status != HVI_OK)
         return status;
+    if (gate.limit_count == 0) {
+        hvi_admin_reply_free(&gate);
+        return HVI_OK;
+    }
     const size_t count = reply->limit_count + gate.limit_count;
     struct hvi_limit_row *all = realloc(reply->limits, count * sizeof *all);
     if (all != NULL) {
