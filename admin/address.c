@@ -11,36 +11,15 @@
 #include "base/status.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #define FULL_NS ((int64_t)HVI_NS_SEC) /* how long a queue of connections may be full */
-
-/* 0 or errno. A queue that is full has a place soon, unless what listens has stopped: the kernel lets in by turns those
- * that wait in connect(). */
-static int connect_until(int fd, const struct sockaddr_un *name, uint64_t deadline_ns)
-{
-    for (;;) {
-        const uint64_t left_us = hvi_deadline_left(deadline_ns) / 1000;
-        const struct timeval turn = {.tv_sec = (time_t)(left_us / 1000000),
-                                     .tv_usec = (suseconds_t)(left_us % 1000000)};
-        if (left_us == 0) /* as a turn that would be for ever */
-            fcntl(fd, F_SETFL, O_NONBLOCK);
-        else
-            setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &turn, sizeof turn);
-        if (connect(fd, (const struct sockaddr *)name, sizeof *name) == 0)
-            return 0;
-        if (errno != EINTR)
-            return errno;
-    }
-}
 
 int address_probe(const char *dir, uint64_t deadline_ns)
 {
@@ -51,7 +30,7 @@ int address_probe(const char *dir, uint64_t deadline_ns)
     const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd < 0)
         return errno;
-    int error = connect_until(fd, &name, deadline_ns);
+    int error = hvi_listener_connect(fd, &name, deadline_ns);
     uid_t uid;
     if (error == 0 && !hvi_listener_may_serve(fd, dir, &uid))
         error = EPERM;

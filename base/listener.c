@@ -1,13 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Credentials of a listener. A socket's file may lie where another user can make names, so its path proves nothing;
- * SO_PEERCRED does. */
+ * A way to a listener, and its credentials. A socket's file may lie where another user can make names, so its path proves
+ * nothing; SO_PEERCRED does. */
 #include "base/listener.h"
 
+#include "base/clock.h"
+
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/time.h>
 #include <unistd.h>
+
+#define TURN_NS HVI_NS_SEC /* of a wait for a place in the queue */
 
 bool hvi_listener_uid(int socket_fd, uid_t *uid_p)
 {
@@ -53,4 +59,25 @@ bool hvi_listener_may_serve(int socket_fd, const char *directory, uid_t *uid_p)
         return false;
     return is_named(*uid_p) || owns(*uid_p, HVI_SERVICE_DIR) ||
            (directory != NULL && owns(*uid_p, directory));
+}
+
+int hvi_listener_connect(int socket_fd, const struct sockaddr_un *address, uint64_t deadline_ns)
+{
+    int error;
+
+    do {
+        uint64_t left_ns = hvi_deadline_left(deadline_ns);
+        uint64_t turn_us = (left_ns < TURN_NS ? left_ns : TURN_NS) / 1000;
+        struct timeval turn = {.tv_sec = (time_t)(turn_us / 1000000),
+                               .tv_usec = (suseconds_t)(turn_us % 1000000)};
+        /* A turn of 0 would be for ever. */
+        if ((turn_us == 0
+                 ? fcntl(socket_fd, F_SETFL, O_NONBLOCK)
+                 : setsockopt(socket_fd, SOL_SOCKET, SO_SNDTIMEO, &turn, sizeof(turn))) != 0)
+            return errno;
+        if (connect(socket_fd, (const struct sockaddr *)address, sizeof(*address)) == 0)
+            return fcntl(socket_fd, F_SETFL, O_NONBLOCK) == 0 ? 0 : errno;
+        error = errno;
+    } while (error == EINTR || (error == EAGAIN && !hvi_deadline_passed(deadline_ns)));
+    return error;
 }

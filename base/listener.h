@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Which user listens at the other end of a connected UNIX socket. The kernel notes it when that process begins to
+ * Connecting to a UNIX socket, and which user listens at its other end. The kernel notes it when that process begins to
  * listen, and a service manager that listens for a daemon is root. Any thread that may read the environment. */
 #ifndef HVI_BASE_LISTENER_H
 #define HVI_BASE_LISTENER_H
 
 #include <stdbool.h>
+#include <stdint.h>
 #include <sys/types.h>
+#include <sys/un.h>
 
 /* The service's sockets are here. Only root makes names in /run. */
 #define HVI_SERVICE_DIR "/run/hvdd"
@@ -18,5 +20,10 @@ bool hvi_listener_is_ours(int socket_fd, uid_t *uid_p);
 /* The same, or the listener's uid is the service's: the owner of HVI_SERVICE_DIR, the number in HVD_SERVICE_UID, or the owner of
  * `directory`, which is where the user has said that hvdd is. NULL: the user has said nothing. */
 bool hvi_listener_may_serve(int socket_fd, const char *directory, uid_t *uid_p);
+
+/* Connects, and makes the socket non-blocking. Where the listener's queue of connections is full, because somebody floods
+ * it, the kernel lets those that wait in connect() in by turns, and those that only try would never find a place. 0 or an
+ * errno number; EAGAIN: the queue was full until the deadline. After the deadline it only tries. */
+int hvi_listener_connect(int socket_fd, const struct sockaddr_un *address, uint64_t deadline_ns);
 
 #endif

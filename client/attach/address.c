@@ -6,25 +6,21 @@
  * listener of another user that is not the service's: the first message has the job's key. */
 #include "client/attach/address.h"
 
-#include "base/clock.h"
 #include "base/listener.h"
 #include "client/attach/autostart.h"
 #include "client/error.h"
 #include "hvd/hvd.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #define SOCKET_NAME "attach.sock"
-#define TURN_NS     1000000000 /* of a wait for a place in the daemon's queue of connections */
 
 static int path_of(const char *directory, struct sockaddr_un *path_p)
 {
@@ -39,27 +35,6 @@ static int path_of(const char *directory, struct sockaddr_un *path_p)
                         directory, sizeof(path_p->sun_path) - sizeof("/" SOCKET_NAME));
 }
 
-/* 0 or errno; makes the socket non-blocking. Where the daemon's queue is full, because somebody floods it, the kernel
- * lets those that wait in connect() in by turns, and those that only try would never find a place. */
-static int connect_until(int fd, const struct sockaddr_un *path, uint64_t deadline_ns)
-{
-    for (;;) {
-        uint64_t left_ns = hvi_deadline_left(deadline_ns);
-        uint64_t turn_us =
-            (left_ns < TURN_NS ? left_ns : TURN_NS) / 1000 + 1; /* 0 would be for ever */
-        struct timeval turn = {.tv_sec = (time_t)(turn_us / 1000000),
-                               .tv_usec = (suseconds_t)(turn_us % 1000000)};
-        if (setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &turn, sizeof(turn)) != 0)
-            return errno;
-        if (connect(fd, (const struct sockaddr *)path, sizeof(*path)) == 0)
-            return fcntl(fd, F_SETFL, O_NONBLOCK) == 0 ? 0 : errno;
-        if (errno != EAGAIN && errno != EINTR)
-            return errno;
-        if (hvi_deadline_passed(deadline_ns))
-            return ETIMEDOUT;
-    }
-}
-
 static int connect_error(const char *path, int error)
 {
     switch (error) {
@@ -67,7 +42,7 @@ static int connect_error(const char *path, int error)
     case EPERM:
         return client_error(HVD_ERR_REFUSED, "hvd_open: no permission to connect to hvdd at %s",
                             path);
-    case ETIMEDOUT:
+    case EAGAIN:
         return client_error(HVD_ERR_ATTACH_TIMEOUT,
                             "hvd_open: hvdd at %s has too many connections waiting", path);
     default:
@@ -99,7 +74,7 @@ static int try_directory(const char *directory, bool named, uint64_t deadline_ns
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     if (fd < 0)
         return client_error(HVD_ERR_LIMIT, "hvd_open: no socket for hvdd: %s", strerror(errno));
-    int error = connect_until(fd, &path, deadline_ns);
+    int error = hvi_listener_connect(fd, &path, deadline_ns);
     if (error)
         rc = connect_error(path.sun_path, error);
     else if (!hvi_listener_may_serve(fd, named ? directory : NULL, &uid))

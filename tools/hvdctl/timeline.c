@@ -14,24 +14,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
-
-/* 0 or errno; makes the socket non-blocking. The kernel lets those that wait in connect() into a full queue by turns. */
-static int connect_until(int fd, const struct sockaddr_un *address, uint64_t deadline_ns)
-{
-    for (;;) {
-        const uint64_t turn_us = hvi_deadline_left(deadline_ns) / 1000 + 1; /* 0 is for ever */
-        const struct timeval turn = {.tv_sec = (time_t)(turn_us / 1000000),
-                                     .tv_usec = (suseconds_t)(turn_us % 1000000)};
-        setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &turn, sizeof turn);
-        if (connect(fd, (const struct sockaddr *)address, sizeof *address) == 0)
-            return fcntl(fd, F_SETFL, O_NONBLOCK) == 0 ? 0 : errno;
-        if (errno != EINTR)
-            return errno;
-    }
-}
 
 static int connect_hvdd(const char *dir, uint64_t deadline_ns)
 {
@@ -43,7 +27,7 @@ static int connect_hvdd(const char *dir, uint64_t deadline_ns)
     if (fd < 0)
         return -1;
     uid_t uid;
-    int error = connect_until(fd, &address, deadline_ns);
+    int error = hvi_listener_connect(fd, &address, deadline_ns);
     if (error == 0 && !hvi_listener_may_serve(fd, dir, &uid))
         error = EPERM;
     if (error != 0) {

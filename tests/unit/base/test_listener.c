@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Whom a process believes that listens, by real sockets of two users. */
+ * Whom a process believes that listens, by real sockets of two users; and a queue that is full. */
 #include "base/listener.h"
 
+#include "base/clock.h"
 #include "tests/unit/hvt_main.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 
@@ -113,6 +116,33 @@ START_TEST(the_process_of_root_is_believed)
 }
 END_TEST
 
+/* One place in the queue, one more for who is let in. */
+START_TEST(a_place_in_a_queue_that_is_full_is_waited_for_until_the_deadline)
+{
+    struct sockaddr_un name = {.sun_family = AF_UNIX};
+    int server = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0), fds[3], left = 3;
+
+    snprintf(name.sun_path + 1, sizeof name.sun_path - 1, "hvt-queue-%d", (int)getpid());
+    ck_assert_int_eq(bind(server, (struct sockaddr *)&name, sizeof name), 0);
+    ck_assert_int_eq(listen(server, 1), 0);
+    for (int i = 0; i < 3; i++)
+        fds[i] = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    ck_assert_int_eq(hvi_listener_connect(fds[0], &name, 0), 0);
+    ck_assert_int_eq(hvi_listener_connect(fds[1], &name, HVI_NEVER), 0);
+    ck_assert_int_ne(fcntl(fds[0], F_GETFL) & O_NONBLOCK, 0);
+    ck_assert_int_ne(fcntl(fds[1], F_GETFL) & O_NONBLOCK, 0);
+    uint64_t end_ns = hvi_deadline_after(20 * (int64_t)HVI_NS_MS);
+    ck_assert_int_eq(hvi_listener_connect(fds[2], &name, end_ns), EAGAIN);
+    ck_assert(hvi_deadline_passed(end_ns));
+    ck_assert_int_eq(hvi_listener_connect(fds[2], &name, 0), EAGAIN);
+    close(accept(server, NULL, NULL));
+    ck_assert_int_eq(hvi_listener_connect(fds[2], &name, 0), 0);
+    close(server);
+    while (left > 0)
+        close(fds[--left]);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("listener");
@@ -123,6 +153,7 @@ int main(void)
     tcase_add_test(tcase, the_process_of_another_user_is_believed_only_where_it_is_named);
     tcase_add_test(tcase, the_process_of_the_owner_of_a_named_directory_is_believed);
     tcase_add_test(tcase, the_process_of_root_is_believed);
+    tcase_add_test(tcase, a_place_in_a_queue_that_is_full_is_waited_for_until_the_deadline);
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);
 }
