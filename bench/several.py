@@ -157,8 +157,8 @@ class Several:
         return self.run(measure, self._perf(measure, memory, "--seconds", str(seconds)))
 
     def _first(self, measure: Measure, memory: str, seconds: float) -> list[dict]:
-        """The first op of its name, and beside it the same when it is replayed."""
-        first = self.run(measure, self._perf(measure, memory, "-i", "1", "-w", "0"))[0]
+        """Ops each of which is the first of its name, and beside them the same op when it is replayed."""
+        first = self.run(measure, self._perf(measure, memory, "--new-names", "--seconds", str(seconds)))[0]
         replayed = self.run(measure, self._perf(measure, memory, "--seconds", str(seconds)))[0]
         return [first | {"op": "first"}, replayed | {"op": "replayed"}]
 

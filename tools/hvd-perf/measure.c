@@ -29,6 +29,7 @@ struct bench {
     int rank, size;
     struct perf_tensors tensors;
     uint64_t bytes, count; /* of this size, as reported; count: elements of the input of one rank */
+    uint64_t naming;       /* how often names have been given */
     int64_t *times_ns;
 };
 
@@ -126,9 +127,19 @@ static int barrier(struct bench *bench)
     return status == HVD_OK ? HVD_OK : complain_last(bench, "barrier", status);
 }
 
+static void set_names(struct bench *bench)
+{
+    for (long k = 0; k < bench->tensors.count; k++)
+        snprintf(bench->tensors.list[k].name, sizeof bench->tensors.list[k].name,
+                 "perf.%" PRIu64 ".%ld", bench->naming, k);
+    bench->naming++;
+}
+
 static int iterate(struct bench *bench, long iterations, int64_t *times_ns)
 {
     for (long i = 0; i < iterations; i++) {
+        if (bench->options->new_names)
+            set_names(bench);
         int status = barrier(bench);
         const uint64_t start_ns = hvi_clock_ns();
         if (status == HVD_OK)
@@ -239,13 +250,6 @@ static int check(struct bench *bench, int64_t *errors_p)
         status = reduce_numbers(bench, "perf.errors", &errors, 1, HVD_SUM);
     *errors_p = errors;
     return status;
-}
-
-static void set_names(struct bench *bench)
-{
-    for (long k = 0; k < bench->tensors.count; k++)
-        snprintf(bench->tensors.list[k].name, sizeof bench->tensors.list[k].name,
-                 "perf.%" PRIu64 ".%ld", bench->bytes, k);
 }
 
 static void set_size(struct bench *bench, uint64_t bytes)

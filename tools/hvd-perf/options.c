@@ -90,6 +90,7 @@ static const struct row rows[] = {
     {'O', "out-of-place", NULL, "separate input and output (allreduce, broadcast)"},
     {'B', "no-barrier", NULL, "no barrier between iterations"},
     {'U', "unnamed", NULL, "ops without names"},
+    {'N', "new-names", NULL, "names of its own for each iteration, so that each op is negotiated"},
     {'M', "memcpy", NULL, "add reference rows: memcpy, and one pass over all ranks' buffers"},
     {'A', "attach", "N", "measure N cycles of open and close instead"},
     {'I', "idle", "S", "attach, say so, and do nothing for S seconds instead"},
@@ -196,6 +197,9 @@ static void take_switch(struct perf_options *options, char letter)
         break;
     case 'U':
         options->unnamed = true;
+        break;
+    case 'N':
+        options->new_names = true;
         break;
     case 'M':
         options->reference = true;

@@ -44,7 +44,7 @@ struct perf_options {
     uint64_t timeout_ns; /* for one op */
     uint64_t budget_ns;  /* of measuring one size, when iterations is 0 */
     uint64_t idle_ns;    /* attach and do nothing instead; 0: no */
-    bool check, json, reference, out_of_place, no_barrier, unnamed;
+    bool check, json, reference, out_of_place, no_barrier, unnamed, new_names;
     bool help, version;
 };
 
