@@ -70,8 +70,8 @@ export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
 suppressions=$(mktemp)
 install -m 0644 tests/tsan.supp "$suppressions"
 export TSAN_OPTIONS=${TSAN_OPTIONS:-second_deadlock_stack=1 suppressions=$suppressions}
-# Three slots a core: a test that computes has PROCESSORS 3; one that mostly waits takes one.
-tests=("${run[@]}" tests/harness/run-ctest "$folder" --output-on-failure --no-tests=error -j $((3 * cores)))
+# Four slots a core: a test that computes takes three (hvd_computes); one that mostly waits takes one.
+tests=("${run[@]}" tests/harness/run-ctest "$folder" --output-on-failure --no-tests=error -j $((4 * cores)))
 
 # A virtual machine that its host stops for seconds, up to a minute, breaks every deadline of that moment. When that was seen,
 # and only then, what failed is run once more.
