@@ -63,6 +63,7 @@ static int net_open(const struct engine_backend_config *config, void **context_p
         return HVI_ERR_NO_MEMORY;
     net->config = *config;
     engine_wire_backend_set_lanes(net, config->lanes);
+    net->transport = &engine_wire_tcp;
     net->tools.kernels = hvi_kernels_best();
     net->tools.stream_bytes = cache.bytes > 0 ? cache.bytes : CACHE_BYTES_UNKNOWN;
     net->epoll_fd = net->event_fd = -1;

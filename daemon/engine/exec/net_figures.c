@@ -1,25 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What the kernel says of the lanes' connections. The main thread asks, the net thread closes: so a descriptor
- * is in the table, under the lock, as long as it is open. */
+ * What has gone over the lanes, as their ports say. The main thread asks, the net thread closes: so a port is in
+ * the table, under the lock, as long as it is open. */
 #include "daemon/engine/exec/net_thread.h"
 
-#include <linux/tcp.h>
-#include <netinet/in.h>
 #include <stdlib.h>
-#include <sys/socket.h>
 
-static void look(const struct engine_wire_figure *figure, struct engine_lane_row *row_p)
+static void look(const struct engine_wire *net, const struct engine_wire_figure *figure,
+                 struct engine_lane_row *row_p)
 {
-    struct tcp_info info = {0};
-    socklen_t length = sizeof info;
-
     *row_p = figure->last;
-    if (figure->fd < 0 || getsockopt(figure->fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0)
-        return;
-    row_p->bytes_sent += info.tcpi_bytes_acked;
-    row_p->bytes_received += info.tcpi_bytes_received;
-    row_p->retransmits += info.tcpi_total_retrans;
-    row_p->rtt_ns = (uint64_t)info.tcpi_rtt * 1000;
+    if (figure->port)
+        net->transport->count(figure->port, row_p);
 }
 
 static struct engine_wire_figure *find(struct engine_wire *net, const struct engine_wire_lane *lane)
@@ -48,14 +39,14 @@ static struct engine_wire_figure *add(struct engine_wire *net, const struct engi
     return figures;
 }
 
-void engine_wire_figures_open(struct engine_wire *net, const struct engine_wire_lane *lane, int fd)
+void engine_wire_figures_open(struct engine_wire *net, const struct engine_wire_lane *lane)
 {
     pthread_mutex_lock(&net->lock);
     struct engine_wire_figure *figure = find(net, lane);
     if (!figure)
         figure = add(net, lane);
     if (figure)
-        figure->fd = fd;
+        figure->port = lane->port;
     pthread_mutex_unlock(&net->lock);
 }
 
@@ -65,9 +56,9 @@ void engine_wire_figures_close(struct engine_wire *net, const struct engine_wire
     struct engine_wire_figure *figure = find(net, lane);
     if (figure) {
         struct engine_lane_row row;
-        look(figure, &row);
+        look(net, figure, &row);
         figure->last = row;
-        figure->fd = -1;
+        figure->port = NULL;
     }
     pthread_mutex_unlock(&net->lock);
 }
@@ -81,7 +72,7 @@ bool engine_wire_backend_row(void *context, size_t index, struct engine_lane_row
     pthread_mutex_lock(&net->lock);
     bool found = index < net->figure_count;
     if (found)
-        look(&net->figures[index], row_p);
+        look(net, &net->figures[index], row_p);
     pthread_mutex_unlock(&net->lock);
     return found;
 }

@@ -29,8 +29,6 @@
 
 #define MAGIC UINT32_C(0x31646876) /* "vhd1" */
 
-static const struct engine_wire_transport *const transport = &engine_wire_tcp;
-
 struct head {
     uint32_t magic;
     uint8_t lanes, lane;
@@ -93,7 +91,7 @@ static void expect_head(struct engine_wire_lane *lane)
     lane->has_head = lane->throws = false;
     lane->receiving = NULL;
     lane->receiver = NULL;
-    transport->post_receive(lane->port, lane->head_in, sizeof lane->head_in);
+    lane->transport->post_receive(lane->port, lane->head_in, sizeof lane->head_in);
 }
 
 static void watch_port(struct engine_wire *net, struct engine_wire_lane *lane)
@@ -101,7 +99,7 @@ static void watch_port(struct engine_wire *net, struct engine_wire_lane *lane)
     struct epoll_event event = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET,
                                 .data.ptr = lane};
 
-    if (epoll_ctl(net->epoll_fd, EPOLL_CTL_ADD, transport->fd(lane->port), &event) != 0)
+    if (epoll_ctl(net->epoll_fd, EPOLL_CTL_ADD, lane->transport->fd(lane->port), &event) != 0)
         engine_wire_node_end(net, lane->node, "the connection cannot be watched");
 }
 
@@ -109,14 +107,15 @@ void engine_wire_lane_open(struct engine_wire *net, struct engine_wire_lane *lan
 {
     if (!lane->scratch)
         lane->scratch = aligned_alloc(4096, ENGINE_WIRE_CHUNK_BYTES);
-    lane->port = transport->open(fd);
+    lane->transport = net->transport;
+    lane->port = lane->transport->open(fd);
     if (!lane->port || !lane->scratch) {
         engine_wire_node_end(net, lane->node, "no memory for a connection");
         return;
     }
     lane->moved = true;
     expect_head(lane);
-    engine_wire_figures_open(net, lane, fd);
+    engine_wire_figures_open(net, lane);
     watch_port(net, lane);
 }
 
@@ -124,7 +123,7 @@ void engine_wire_lane_close(struct engine_wire *net, struct engine_wire_lane *la
 {
     if (lane->port) {
         engine_wire_figures_close(net, lane);
-        transport->close(lane->port);
+        lane->transport->close(lane->port);
     }
     lane->port = NULL;
     if (lane->sending)
@@ -136,7 +135,7 @@ void engine_wire_lane_close(struct engine_wire *net, struct engine_wire_lane *la
 void engine_wire_lane_divert(struct engine_wire_lane *lane, const struct engine_wire_work *work)
 {
     if (lane->receiving && lane->receiver == work)
-        transport->post_receive(lane->port, lane->scratch, transport->missing(lane->port));
+        lane->transport->divert(lane->port, lane->scratch);
 }
 
 static void unlink_run(struct engine_wire_lane *lane, struct engine_wire_run *run)
@@ -284,8 +283,8 @@ static void begin_sending(struct engine_wire *net, struct engine_wire_lane *lane
     lane->sender = work;
     work->sending++;
     write_head(net, lane, work, lane->sending);
-    transport->post_send(lane->port, lane->head_out, sizeof lane->head_out, data,
-                         work->status == HVI_OK ? lane->sending->bytes : 0);
+    lane->transport->post_send(lane->port, lane->head_out, sizeof lane->head_out, data,
+                               work->status == HVI_OK ? lane->sending->bytes : 0);
 }
 
 /* The engine's own memory, of which a copy costs less than a call. */
@@ -302,8 +301,8 @@ static bool pack(const struct engine_wire *net, struct engine_wire_lane *lane)
     const struct engine_wire_message *message = message_of(lane->out_first);
 
     write_head(net, lane, work, message);
-    if (!transport->pack(lane->port, lane->head_out, sizeof lane->head_out, message->data,
-                         work->status == HVI_OK ? message->bytes : 0))
+    if (!lane->transport->pack(lane->port, lane->head_out, sizeof lane->head_out, message->data,
+                               work->status == HVI_OK ? message->bytes : 0))
         return false;
     go_on(&lane->out_first);
     return true;
@@ -324,19 +323,19 @@ static bool post_next(struct engine_wire *net, struct engine_wire_lane *lane)
         if (!pack(net, lane))
             break;
     }
-    return transport->packed(lane->port);
+    return lane->transport->packed(lane->port);
 }
 
 bool engine_wire_lane_unsent(const struct engine_wire_lane *lane)
 {
-    return lane->port && transport->packed(lane->port);
+    return lane->port && lane->transport->packed(lane->port);
 }
 
 bool engine_wire_lane_send(struct engine_wire *net, struct engine_wire_lane *lane)
 {
     if (!lane->port || !post_next(net, lane))
         return false;
-    int progress = transport->send(lane->port);
+    int progress = lane->transport->send(lane->port);
     if (progress < 0) { /* EFAULT, too: a page that was there a moment ago is not */
         end_lane(net, lane, -progress);
         return true;
@@ -437,14 +436,14 @@ static void take_head(struct engine_wire *net, struct engine_wire_lane *lane)
     lane->has_head = false;
     lane->receiving = message;
     lane->receiver = work;
-    transport->post_receive(lane->port,
-                            work->status == HVI_OK ? engine_wire_target(message, lane->scratch)
-                                                   : lane->scratch,
-                            message->bytes);
+    lane->transport->post_receive(
+        lane->port,
+        work->status == HVI_OK ? engine_wire_target(message, lane->scratch) : lane->scratch,
+        message->bytes);
 }
 
 struct receive {
-    void *port;
+    const struct engine_wire_lane *lane;
     int progress;
 };
 
@@ -452,16 +451,16 @@ static void touch_target(void *user)
 {
     struct receive *receive = user;
 
-    receive->progress = transport->receive(receive->port);
+    receive->progress = receive->lane->transport->receive(receive->lane->port);
 }
 
 /* As the transport's receive(); -EFAULT with *address_p if it is known which page is missing. */
 static int receive_some(struct engine_wire_lane *lane, uintptr_t *address_p)
 {
-    struct receive receive = {.port = lane->port};
+    struct receive receive = {.lane = lane};
 
     if (!lane->receiving)
-        return transport->receive(lane->port);
+        return lane->transport->receive(lane->port);
     if (hvi_pages_run(touch_target, NULL, &receive, address_p))
         return receive.progress;
     return -EFAULT;
@@ -471,7 +470,7 @@ static int receive_some(struct engine_wire_lane *lane, uintptr_t *address_p)
 static void lack_page(struct engine_wire *net, struct engine_wire_lane *lane, uint64_t address)
 {
     struct engine_wire_work *work = lane->receiver;
-    uint64_t left = transport->missing(lane->port);
+    uint64_t left = lane->transport->missing(lane->port);
     const unsigned char *at = lane->receiving->data + (lane->receiving->bytes - left);
 
     work->fault = (struct engine_fault){.rank = -1, .missing = address};
@@ -531,7 +530,7 @@ static void throw_away(struct engine_wire *net, struct engine_wire_lane *lane)
     if (bytes == 0)
         return;
     lane->throws = true;
-    transport->post_receive(lane->port, lane->scratch, bytes);
+    lane->transport->post_receive(lane->port, lane->scratch, bytes);
 }
 
 bool engine_wire_lane_receive(struct engine_wire *net, struct engine_wire_lane *lane)

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The transport between nodes: a table of functions. A port is one end of a connection that keeps order.
- * At most one send and one receive are posted at a time; their memory stays until they are over. One
- * thread, the net thread. Nothing blocks. */
+ * The transport between nodes: a table of functions, a row for each kind; the lanes of an engine have one. A port is one
+ * end of a connection that keeps order. At most one send and one receive are posted at a time; their memory stays until
+ * they are over. One thread at a time, the driver of net_thread.h, but for count(). Nothing blocks. */
 #ifndef ENGINE_WIRE_PORT_H
 #define ENGINE_WIRE_PORT_H
+
+#include "daemon/engine/exec/backend.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -19,7 +21,7 @@ enum engine_wire_progress {
 
 struct engine_wire_transport {
     const char *name;
-    /* Takes the connection. NULL without memory: then it is closed. */
+    /* Takes the connection, an authenticated stream. NULL without memory: then it is closed. */
     void *(*open)(int fd);
     void (*close)(void *port);
     /* The descriptor to wait for, edge-triggered, and what epoll said of it. */
@@ -34,14 +36,18 @@ struct engine_wire_transport {
                  uint64_t body_bytes);
     /* Whether there are copies that have not gone. */
     bool (*packed)(const void *port);
-    /* In the place of what is posted, if anything is. */
+    /* When nothing is posted. */
     void (*post_receive)(void *port, void *to, uint64_t bytes);
+    /* What is left of the posted receive goes to `to`. */
+    void (*divert)(void *port, void *to);
     /* Of the posted receive: bytes that have not come. */
     uint64_t (*missing)(const void *port);
     /* OVER: nothing is packed any more either. enum engine_wire_progress; -EFAULT: the memory that was posted cannot be read or written;
      * -ECONNRESET: the other end has closed. */
     int (*send)(void *port);
     int (*receive)(void *port);
+    /* Adds to *row_p what has gone over the port. Any thread, while it is open. */
+    void (*count)(const void *port, struct engine_lane_row *row_p);
 };
 
 /* TCP, or another stream socket. */

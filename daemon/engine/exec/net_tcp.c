@@ -9,8 +9,8 @@
 #include "daemon/engine/exec/net_port.h"
 
 #include <errno.h>
+#include <linux/tcp.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -119,6 +119,11 @@ static void tcp_post_receive(void *port, void *to, uint64_t bytes)
     tcp->wanted = bytes;
 }
 
+static void tcp_divert(void *port, void *to)
+{
+    ((struct tcp *)port)->to = to;
+}
+
 static uint64_t tcp_missing(const void *port)
 {
     return ((const struct tcp *)port)->wanted;
@@ -208,6 +213,20 @@ static int tcp_receive(void *port)
     return tcp->wanted == 0 ? ENGINE_WIRE_OVER : ENGINE_WIRE_MOVED;
 }
 
+static void tcp_count(const void *port, struct engine_lane_row *row_p)
+{
+    const struct tcp *tcp = port;
+    struct tcp_info info = {0};
+    socklen_t length = sizeof info;
+
+    if (getsockopt(tcp->fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0)
+        return;
+    row_p->bytes_sent += info.tcpi_bytes_acked;
+    row_p->bytes_received += info.tcpi_bytes_received;
+    row_p->retransmits += info.tcpi_total_retrans;
+    row_p->rtt_ns = (uint64_t)info.tcpi_rtt * 1000;
+}
+
 const struct engine_wire_transport engine_wire_tcp = {
     .name = "tcp",
     .open = tcp_open,
@@ -218,7 +237,9 @@ const struct engine_wire_transport engine_wire_tcp = {
     .pack = tcp_pack,
     .packed = tcp_packed,
     .post_receive = tcp_post_receive,
+    .divert = tcp_divert,
     .missing = tcp_missing,
     .send = tcp_send,
     .receive = tcp_receive,
+    .count = tcp_count,
 };

@@ -543,7 +543,7 @@ static void look(struct engine_wire *net, int timeout_ms)
         if (!lane)
             (void)!read(net->event_fd, &count, sizeof count);
         else if (lane->port)
-            engine_wire_tcp.ready(lane->port, events[i].events);
+            lane->transport->ready(lane->port, events[i].events);
     }
 }
 

@@ -11,6 +11,7 @@
 struct engine_wire_lane {
     struct engine_wire_node *node;
     uint32_t number;
+    const struct engine_wire_transport *transport;
     void *port; /* NULL: not there yet, or given up */
     struct engine_wire_run *out_first, *out_last, *in_first, *in_last;
     /* Of the first run in each direction, the message that is being moved; NULL: none. */
@@ -51,7 +52,7 @@ enum engine_wire_driver {
 /* A lane's connection: for those who ask how it does. */
 struct engine_wire_figure {
     uint32_t node, lane;
-    int fd; /* -1: closed, and .last is all there is */
+    const void *port; /* NULL: closed, and .last is all there is */
     struct engine_lane_row last;
 };
 
@@ -59,6 +60,7 @@ struct engine_wire_figure {
 struct engine_wire {
     struct engine_backend_config config;
     uint32_t lanes;
+    const struct engine_wire_transport *transport;
     struct engine_wire_tools tools;
 
     /* The main thread's. */
@@ -87,7 +89,7 @@ struct engine_wire {
     _Atomic bool called; /* one of these has changed; relaxed: the lock orders what it stands for */
     _Atomic bool ended;  /* the thread has; release, acquire by net.c */
     int epoll_fd, event_fd;
-    struct engine_wire_figure *figures; /* [figure_count]; an .fd is open while it is there */
+    struct engine_wire_figure *figures; /* [figure_count]; a .port is open while it is there */
     uint32_t figure_count;
 
     /* Remote-process memory is the host backend's, of which this is an instance of our own; NULL: none
@@ -142,7 +144,7 @@ void engine_wire_node_end(struct engine_wire *net, struct engine_wire_node *node
 /* ---- net_figures.c: the net thread ---- */
 
 /* The lane's connection is there, and is about to be closed. Without memory it has no figures. */
-void engine_wire_figures_open(struct engine_wire *net, const struct engine_wire_lane *lane, int fd);
+void engine_wire_figures_open(struct engine_wire *net, const struct engine_wire_lane *lane);
 void engine_wire_figures_close(struct engine_wire *net, const struct engine_wire_lane *lane);
 
 /* ---- net_stage.c ---- */
