@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Mesh: order/'s reports and the root's verdicts as messages.
  *
- *   order/span.c --report--> [node, its parent, ...] --> node 0: order/root.c
+ *   order/span.c --report--> [node, its parent, ...] --> node 0: order/root_report.c
  *        ^                                                      |
  *        +------verdict------ [..., node] <---------------------+
  *
@@ -9,7 +9,7 @@
  *
  * A message has the numbers of the nodes that it comes from and goes to. A neighbour is believed only
  * about nodes behind it in the tree. What a message says of ops is checked where it is used: by
- * root.c and span.c, which know the sets; a peer that sends what cannot be breaks the job, with a
+ * root_report.c and verdict.c, which know the sets; a peer that sends what cannot be breaks the job, with a
  * sentence, because its idea of the order is no longer ours.
  *
  * On node 0 order/ and the root are both here. They may not be called while one of them calls, so what

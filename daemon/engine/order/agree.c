@@ -2,7 +2,7 @@
  * Agree: what the ranks of a complete op have to say alike, and the one sentence they all get when
  * they do not. Pure but for what a tensor remembers.
  *
- * Where a set has members on several nodes, root.c makes such an op of what the nodes report: all
+ * Where a set has members on several nodes, meeting.c makes such an op of what the nodes report: all
  * members have places there. Those that say the same share a part, so a part's .place means nothing.
  *
  * Steady state: a tensor remembers what its ranks agreed on last (struct engine_agreed). A part that

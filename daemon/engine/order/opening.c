@@ -7,12 +7,13 @@
  * Ids and serials are the root's, which alone knows all sets. A node without members of the set hears
  * nothing of it. A set on one node is opened in this way, too; then its ops are that node's own affair.
  * The node closes it at once and tells the root afterwards: nobody else knows the set, and the root gives
- * its id to no other before. A set with members on several nodes is closed by an op like others (root.c). */
+ * its id to no other before. A set with members on several nodes is closed by an op like others (root_start.c). */
 #include "daemon/engine/order/opening.h"
 
 #include "base/status.h"
 #include "daemon/engine/order/set_ops.h"
 #include "daemon/engine/order/span.h"
+#include "daemon/engine/order/span_name.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -8,7 +8,7 @@
  *                       +--> span.c, pair.c, opening.c: reports to the root of the job; its verdicts come back
  *                       +--> schedule.c: works that repeat without either
  *
- *        reports of all nodes --> root.c (steps.c), root_partial.c --> verdicts
+ *        reports of all nodes --> root_report.c ... (steps.c), root_partial.c --> verdicts
  *
  * Pure: no session, no shared memory, no event loop, and no clock but .now_ns, which the caller sets.
  * It calls upward only through the two tables. Engine thread; nothing blocks. */

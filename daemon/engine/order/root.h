@@ -78,9 +78,4 @@ struct engine_op *engine_root_next_without(const struct engine_root *root, uint3
 /* Whether an op of the root's, and one of order's, are the same. */
 bool engine_root_is_same(const struct engine_op *op, const struct engine_op *reported);
 
-/* ---- within order/ ---- */
-
-/* .verdict, to a node. */
-void engine_root_send(struct engine_root *root, uint32_t node);
-
 #endif

@@ -9,6 +9,7 @@
 #include "daemon/engine/order/root_partial.h"
 
 #include "base/status.h"
+#include "daemon/engine/order/root_verdict.h"
 #include "daemon/engine/order/sentence.h"
 
 #include <inttypes.h>
@@ -94,7 +95,7 @@ static int pass_on(const struct hearing *hearing, uint32_t to)
         verdict->has_said = true;
     }
     tell_failure(verdict, report->status, report->culprit, report->text);
-    engine_root_send(hearing->root, to);
+    engine_root_verdict_send(hearing->root, to);
     return HVI_OK;
 }
 
@@ -110,8 +111,8 @@ static int start_pair(const struct hearing *hearing, uint32_t sender, uint32_t r
         verdict->instances = hearing->report->said[0].instances;
         verdict->instance_count = hearing->report->said[0].instance_count;
     }
-    engine_root_send(hearing->root, sender);
-    engine_root_send(hearing->root, receiver);
+    engine_root_verdict_send(hearing->root, sender);
+    engine_root_verdict_send(hearing->root, receiver);
     return HVI_OK;
 }
 
@@ -254,7 +255,7 @@ static void finish(const struct hearing *hearing, struct engine_root_opening *op
         if (!opening->opener[i].came)
             continue;
         root->verdict.id = opening->opener[i].id;
-        engine_root_send(root, opening->opener[i].node);
+        engine_root_verdict_send(root, opening->opener[i].node);
     }
     opening_free(root, opening);
 }
@@ -327,7 +328,7 @@ static void retract(const struct hearing *hearing, struct engine_root_opening *o
 {
     opener_at(opening, hearing->node)->came = false;
     begin(hearing, HVI_MESH_RETRACT)->id = hearing->report->id;
-    engine_root_send(hearing->root, hearing->node);
+    engine_root_verdict_send(hearing->root, hearing->node);
     if (++opening->missing == opening->nodes)
         opening_free(hearing->root, opening);
 }

@@ -9,7 +9,7 @@
 /* Bytes and rows of every operand of a complete op: .bytes and .sizes of the op, .out_bytes and .rows
  * of the parts. HVI_OK; HVI_ERR_INVALID, HVI_ERR_NO_MEMORY with a sentence. */
 int engine_sizes_plan(struct engine_op *op, char *text_p, size_t text_size);
-/* The op of root.c, by set rank: that all sizes can be had, and the most bytes that an output gets. As
+/* The op of meeting.c, by set rank: that all sizes can be had, and the most bytes that an output gets. As
  * engine_sizes_plan; the parts keep nothing. */
 int engine_sizes_whole(struct engine_op *op, uint64_t *most_p, char *text_p, size_t text_size);
 /* As engine_sizes_plan, of an op that has members on other nodes: from the `count` rows that the root

@@ -17,12 +17,12 @@
  * reported yet fails here at once, with its group, and the root is told (FAILED). For each of these, and
  * for reported ops that fall with one of which the root spoke, a verdict is still under way: its
  * tensor counts them (.failing), so that the next op of this name is not taken for it. The root does
- * the same with what it hears from a node that has not seen its verdict yet: see .seen in root.c. */
+ * the same with what it hears from a node that has not seen its verdict yet: root_stale.c. */
 #include "daemon/engine/order/span.h"
 
 #include "base/status.h"
-#include "base/utf8.h"
 #include "daemon/engine/order/schedule.h"
+#include "daemon/engine/order/span_name.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -90,29 +90,6 @@ void engine_span_close(struct engine_order *order)
     free(scratch->instances);
     free(scratch);
     order->scratch = NULL;
-}
-
-struct hvi_mesh_name engine_span_name(const struct engine_tensor *tensor)
-{
-    if (!tensor->anon)
-        return (struct hvi_mesh_name){.name = (unsigned char *)tensor->name,
-                                      .name_bytes = tensor->name_bytes};
-    return (struct hvi_mesh_name){.kind = tensor->anon_kind, .number = tensor->anon_seq};
-}
-
-struct engine_tensor *engine_span_tensor(struct engine_tensors *tensors, uint64_t serial,
-                                         const struct hvi_mesh_name *name)
-{
-    const char *text = (const char *)name->name;
-
-    if (name->name_bytes > 0)
-        return hvi_utf8_valid(text, name->name_bytes)
-                   ? engine_tensor_get_named(tensors, serial, text, (uint32_t)name->name_bytes)
-                   : NULL;
-    if (name->kind > UINT16_MAX || !hvi_kind_is_known((uint16_t)name->kind) ||
-        engine_partial_is((uint16_t)name->kind) || name->number == UINT64_MAX)
-        return NULL;
-    return engine_tensor_get_anon(tensors, serial, (uint16_t)name->kind, name->number);
 }
 
 /* ---- reports ---- */

@@ -9,11 +9,6 @@
 /* The roster knows the job's nodes (engine_roster_set_nodes). From now on sets may have members on
  * other nodes. HVI_OK or HVI_ERR_NO_MEMORY. */
 int engine_span_open(struct engine_order *order, const struct engine_order_span *span, void *user);
-/* What a message calls a tensor, and the other way round: the caller holds one reference; NULL: out of
- * memory, or there is no such name. */
-struct hvi_mesh_name engine_span_name(const struct engine_tensor *tensor);
-struct engine_tensor *engine_span_tensor(struct engine_tensors *tensors, uint64_t serial,
-                                         const struct hvi_mesh_name *name);
 
 /* ---- within order/ ---- */
 

@@ -20,6 +20,7 @@
 #include "daemon/engine/order/set_ops.h"
 #include "daemon/engine/order/sizes.h"
 #include "daemon/engine/order/span.h"
+#include "daemon/engine/order/span_name.h"
 
 #include <inttypes.h>
 #include <stdio.h>
