@@ -193,20 +193,9 @@ static void go_on(struct hvt_node *node, void *user, uint64_t value)
     next_turn(user);
 }
 
-/* Where a group fails on a node before all have come, a rank that brings it again means that the others never will
- * (negotiate.c): so ranks wait for each other there. */
-static bool meets(const struct hvt_phase *phase)
-{
-    for (int i = 0; i < phase->ops; i++) {
-        if (phase->op[i].group > 0 && phase->op[i].wrong != HVT_RIGHT)
-            return true;
-    }
-    return hvt_model_meets(phase);
-}
-
 static void meet(struct player *player)
 {
-    if (!meets(phase_of(player))) {
+    if (!hvt_model_meets(phase_of(player))) {
         next_turn(player);
         return;
     }

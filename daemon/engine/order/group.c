@@ -76,9 +76,9 @@ static void answer_unmet(struct engine_order *order, struct engine_part *list, i
     struct engine_part *next;
 
     for (struct engine_part *part = list; part; part = next) {
-        struct engine_op *op = part->tensor->waiting;
+        struct engine_op *op = engine_op_failed_for(part);
         next = part->next;
-        if (op && op->state == ENGINE_OP_FAILED && !op->came[part->place])
+        if (op)
             engine_op_meet_failed(order, op, part);
         else
             order->sink->answer(part, status, text, culprit);

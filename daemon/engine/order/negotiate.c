@@ -10,10 +10,12 @@
  * An op is complete when every member of its set has brought a part or has joined (join.c). Members
  * of a group (group.c) are ordinary ops that are held until all of the group are complete.
  *
- * An op that fails before all have come leaves itself behind as FAILED: a rank that comes later
- * meets the same sentence instead of waiting for something that is over. It goes when all have come;
- * when a rank comes a second time, which means that the others never will; or as the oldest of
- * ENGINE_FAILED_MAX.
+ * Ops of a name are counted, on each rank by itself: what one rank brings as its third is what the others
+ * bring as their third. An op that fails before all have come leaves itself behind as FAILED, so that the
+ * count holds: a rank that comes later meets the same sentence instead of waiting for something that is over,
+ * or for something that others have brought since. Each rank gets the failure once. A tensor may
+ * have several, oldest first, beside the op that waits: ranks that got the failure go on. One goes when all have
+ * come, when the others join or cannot come, or as the oldest of ENGINE_FAILED_MAX.
  *
  * After a rank is lost or has left, no op can become complete any more: what waits fails
  * (engine_negotiate_fail_all), and intake fails what comes.
@@ -237,6 +239,10 @@ static void forget_failed(struct engine_order *order, struct engine_op *op)
     else
         order->failed_last = op->prev;
     order->failed_count--;
+    struct engine_op **link = &op->tensor->failed;
+    while (*link != op)
+        link = &(*link)->fallen;
+    *link = op->fallen;
     op_free(order, op);
 }
 
@@ -246,6 +252,11 @@ static void remember_failed(struct engine_order *order, struct engine_op *op, in
     op->status = status;
     op->culprit = culprit;
     op->text = strdup(text);
+    struct engine_op **link = &op->tensor->failed;
+    while (*link)
+        link = &(*link)->fallen;
+    *link = op;
+    op->fallen = NULL;
     op->next = NULL;
     op->prev = order->failed_last;
     if (op->prev)
@@ -255,6 +266,15 @@ static void remember_failed(struct engine_order *order, struct engine_op *op, in
     order->failed_last = op;
     if (++order->failed_count > ENGINE_FAILED_MAX)
         forget_failed(order, order->failed_first);
+}
+
+struct engine_op *engine_op_failed_for(const struct engine_part *part)
+{
+    struct engine_op *op = part->tensor->failed;
+
+    while (op && op->came[part->place])
+        op = op->fallen;
+    return op;
 }
 
 void engine_op_excuse(struct engine_order *order, struct engine_op *op, uint32_t place)
@@ -280,6 +300,8 @@ void engine_op_meet_failed(struct engine_order *order, struct engine_op *op,
 static void fall(struct engine_order *order, struct engine_op *op, struct engine_op ***last_p)
 {
     unlist_waiting(order, op);
+    if (op->tensor->waiting == op)
+        op->tensor->waiting = NULL;
     engine_op_set_state(op, ENGINE_OP_FAILED, "it, or a member of its group, failed");
     op->fallen = NULL;
     **last_p = op;
@@ -390,14 +412,10 @@ void engine_op_fail_unseen(struct engine_order *order, struct engine_set *set,
                            struct engine_tensor *tensor, uint16_t kind, int status,
                            const char *text, int32_t culprit)
 {
-    struct engine_op *op = tensor->waiting;
+    struct engine_op *op = op_make(order, set, tensor, kind);
 
-    if (op) /* other nodes have come a second time: our ranks never will to the first */
-        forget_failed(order, op);
-    op = op_make(order, set, tensor, kind);
     if (!op)
         return;
-    op->tensor->waiting = op;
     engine_op_set_state(op, ENGINE_OP_FAILED, "it failed on another node");
     note_absence(op, op);
     if (op->missing > 0)
@@ -611,16 +629,13 @@ void engine_op_add_part(struct engine_order *order, struct engine_op *op, struct
 
 int engine_op_meet(struct engine_order *order, struct engine_part *part, struct engine_op **op_p)
 {
-    struct engine_op *op =
-        part->copy.kind == HVI_KIND_JOIN ? part->set->join : part->tensor->waiting;
+    struct engine_op *op = engine_op_failed_for(part);
 
-    if (op && op->state == ENGINE_OP_FAILED) {
+    if (op) {
         *op_p = op;
-        if (!op->came[part->place])
-            return HVI_ERR_CANCELLED;
-        forget_failed(order, op);
-        op = NULL;
+        return HVI_ERR_CANCELLED;
     }
+    op = part->copy.kind == HVI_KIND_JOIN ? part->set->join : part->tensor->waiting;
     if (op && op->parts[part->place])
         return HVI_ERR_PROTOCOL;
     if (op && op->state != ENGINE_OP_WAITING) /* it goes on without this rank, which had joined */

@@ -90,7 +90,7 @@ enum engine_op_state {
 struct engine_op {
     struct engine_op *next, *prev; /* waiting ops, failed ops, oldest first; .next: free, ready */
     struct engine_op *set_next, *set_prev; /* waiting ops of its set; tentative ones */
-    struct engine_op *fallen;              /* list of ops that fail together */
+    struct engine_op *fallen; /* list of ops that fail together; FAILED: of its tensor */
     struct engine_tensor *tensor;
     struct engine_set *set;
     enum engine_op_state state;
@@ -181,6 +181,8 @@ void engine_op_add_part(struct engine_order *order, struct engine_op *op, struct
 /* Meets the part's op, or makes it. HVI_OK; HVI_ERR_CANCELLED: the op in *op_p failed before this
  * rank came; else as engine_negotiate_submit. */
 int engine_op_meet(struct engine_order *order, struct engine_part *part, struct engine_op **op_p);
+/* The oldest FAILED op that the part's rank has not come to, which is what the part is of. NULL: there is none. */
+struct engine_op *engine_op_failed_for(const struct engine_part *part);
 /* The rank has come to a FAILED op: its part gets the op's sentence; the op goes with the last. */
 void engine_op_meet_failed(struct engine_order *order, struct engine_op *op,
                            struct engine_part *part);

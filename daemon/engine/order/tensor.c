@@ -139,7 +139,7 @@ void engine_tensor_put(struct engine_tensors *tensors, struct engine_tensor *ten
     HVI_ASSERT(tensor->refs > 0);
     if (--tensor->refs > 0)
         return;
-    HVI_ASSERT(!tensor->waiting);
+    HVI_ASSERT(!tensor->waiting && !tensor->failed);
     if (tensor->slot && tensors->gone)
         tensors->gone(tensors->gone_user, tensor);
     link = bucket_of(tensors, tensor->hash);

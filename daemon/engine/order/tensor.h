@@ -33,7 +33,8 @@ struct engine_kept_sizes {
 /* A tensor name in one process set, and what waits under it. */
 struct engine_tensor {
     struct engine_tensor *next; /* in the bucket, or in the list of free ones */
-    struct engine_op *waiting;  /* the op that is not ready yet, or has failed early; NULL */
+    struct engine_op *waiting;  /* the op that is not ready yet; NULL */
+    struct engine_op *failed;   /* FAILED ones, oldest first, by .fallen */
     struct engine_agreed agreed;
     struct engine_kept_sizes *kept; /* NULL: none */
     uint64_t set;                   /* serial of the set */

@@ -224,7 +224,7 @@ static int end(struct hearing *hearing)
         engine_tensor_put(&hearing->order->tensors, tensor);
         return HVI_OK;
     }
-    if (op && op->state != ENGINE_OP_FAILED)
+    if (op)
         engine_op_fail_here(hearing->order, op, verdict->status, verdict->text, verdict->culprit);
     else
         engine_op_fail_unseen(hearing->order, hearing->set, tensor, (uint16_t)verdict->kind,

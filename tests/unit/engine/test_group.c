@@ -219,17 +219,48 @@ START_TEST(a_failed_op_is_met_by_those_who_come_later_and_goes)
 }
 END_TEST
 
-START_TEST(a_rank_that_comes_again_starts_anew)
+static void fail_what_waits(const char *text)
+{
+    engine_op_fail(&bench.engine->order, bench.engine->order.waiting_first, HVI_ERR_TIMEOUT, text,
+                   1);
+}
+
+START_TEST(a_rank_that_comes_again_waits_beside_what_failed)
 {
     hvt_bench_init(&bench, 2);
     submit_one(0, "A");
-    engine_op_fail(&bench.engine->order, bench.engine->order.waiting_first, HVI_ERR_TIMEOUT,
-                   "too late", 1);
+    fail_what_waits("too late");
     submit_one(0, "A");
     hvt_op_expect(&bench, 0, HVI_ERR_TIMEOUT, "too late");
     hvt_op_expect_nothing(&bench, 0, 1);
     submit_one(1, "A");
+    hvt_op_expect(&bench, 1, HVI_ERR_TIMEOUT, "too late");
+    hvt_op_expect_nothing(&bench, 0, 1);
+    submit_one(1, "A");
     hvt_op_expect_all(&bench, 0, 1, HVI_OK, "");
+    expect_clean();
+}
+END_TEST
+
+START_TEST(each_failure_is_met_once_and_in_order)
+{
+    hvt_bench_init(&bench, 2);
+    submit_group(0, "AB");
+    fail_what_waits("first");
+    submit_group(0, "AB");
+    fail_what_waits("second");
+    submit_group(0, "AB");
+    expect_times(0, 2, HVI_ERR_TIMEOUT, "first");
+    expect_times(0, 2, HVI_ERR_TIMEOUT, "second");
+    submit_group(1, "AB");
+    expect_times(1, 2, HVI_ERR_TIMEOUT, "first");
+    submit_group(1, "AB");
+    expect_times(1, 2, HVI_ERR_TIMEOUT, "second");
+    ck_assert_ptr_null(bench.engine->order.failed_first);
+    hvt_op_expect_nothing(&bench, 0, 1);
+    submit_group(1, "AB");
+    expect_times(0, 2, HVI_OK, "");
+    expect_times(1, 2, HVI_OK, "");
     expect_clean();
 }
 END_TEST
@@ -409,7 +440,8 @@ int main(void)
     tcase_add_test(tcase, a_rank_that_submits_the_members_one_by_one_gets_the_same_for_each);
     tcase_add_test(tcase, a_group_that_meets_a_failed_op_fails_with_it);
     tcase_add_test(tcase, a_failed_op_is_met_by_those_who_come_later_and_goes);
-    tcase_add_test(tcase, a_rank_that_comes_again_starts_anew);
+    tcase_add_test(tcase, a_rank_that_comes_again_waits_beside_what_failed);
+    tcase_add_test(tcase, each_failure_is_met_once_and_in_order);
     tcase_add_test(tcase, failed_ops_are_remembered_up_to_a_limit);
     tcase_add_test(tcase, a_cancelled_op_waits_on_for_the_others);
     tcase_add_test(tcase, cancelling_a_member_cancels_the_ranks_group);

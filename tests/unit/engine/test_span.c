@@ -669,6 +669,54 @@ START_TEST(a_group_that_fails_leaves_the_next_one_alone)
 }
 END_TEST
 
+static void bring_both(int32_t rank, uint32_t which)
+{
+    static const char *const names[2] = {"a1", "a2"};
+    struct hvt_bring what = allreduce("", 4);
+
+    what.group_size = 2;
+    for (what.group_index = 0; what.group_index < 2; what.group_index++) {
+        what.name = names[what.group_index];
+        bring(rank, which + what.group_index, &what);
+    }
+}
+
+static void fail_first(struct hvt_job *some)
+{
+    engine_op_fail(&some->node[some->home[0]].order, hvt_job_op(some, 0, 0), HVI_ERR_STALLED,
+                   "late", -1);
+}
+
+START_TEST(a_rank_that_is_slow_to_a_failed_group_meets_it_and_not_the_next_one)
+{
+    begin(&layouts[_i], 11);
+    bring_both(0, 0);
+    fail_first(&job);
+    fail_first(&one);
+    run();
+    bring_both(0, 2); /* before any other rank has come */
+    run();
+    for (int32_t rank = 1; rank < one.size; rank++) {
+        bring_both(rank, 0);
+        run();
+        expect(rank, 0, HVI_ERR_STALLED, "late");
+        expect(rank, 1, HVI_ERR_STALLED, "late");
+        ck_assert(!job.parts[0][2].over);
+        if (rank % 2) { /* the others bring it when all have got the failure */
+            bring_both(rank, 2);
+            run();
+        }
+    }
+    for (int32_t rank = 2; rank < one.size; rank += 2)
+        bring_both(rank, 2);
+    run();
+    for (int32_t rank = 0; rank < one.size; rank++)
+        expect(rank, 3, HVI_OK, "");
+    step();
+    end();
+}
+END_TEST
+
 START_TEST(a_rank_that_had_joined_brings_an_op_again_that_went_on_without_it)
 {
     struct hvt_bring gather = allreduce("g", 2), join = {.kind = HVI_KIND_JOIN, .tag = 1};
@@ -2596,6 +2644,8 @@ static void add_ops(TCase *tcase)
     tcase_add_test(tcase, a_rank_takes_back_what_its_node_has_reported);
     tcase_add_test(tcase, what_is_taken_back_too_late_goes_on);
     tcase_add_test(tcase, a_group_that_fails_leaves_the_next_one_alone);
+    tcase_add_loop_test(tcase, a_rank_that_is_slow_to_a_failed_group_meets_it_and_not_the_next_one,
+                        0, LAYOUTS);
     tcase_add_test(tcase, a_rank_that_had_joined_brings_an_op_again_that_went_on_without_it);
     tcase_add_test(tcase, outputs_are_asked_for_before_a_work_has_its_place_in_the_order);
     tcase_add_test(tcase, a_send_meets_a_recv_on_another_node);
