@@ -29,7 +29,7 @@
 #define HVI_WIRE_STALLS_MAX    128  /* stall rows in one message: each may list every rank */
 #define HVI_WIRE_TRACES_MAX    256  /* trace rows in one message: always fit a packet */
 #define HVI_WIRE_TRACE_NAME    128
-#define HVI_WIRE_NODES_MAX     1024 /* nodes of a job */
+#define HVI_WIRE_NODES_MAX     2048 /* nodes of a job */
 #define HVI_WIRE_NODE_NAME     64
 #define HVI_WIRE_NODE_ADDRESS  64
 #define HVI_WIRE_LANES_MAX     8 /* connections for data between two engines */

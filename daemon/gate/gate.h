@@ -15,7 +15,7 @@
 
 #include <systemd/sd-event.h>
 
-#define GATE_DESCRIPTORS_MAX 2048u /* a node is one, and strangers have room beside a whole job's */
+#define GATE_DESCRIPTORS_MAX 4096u /* a node is one, and strangers have room beside a whole job's */
 
 struct gate_outgoing; /* link.c */
 struct gate_admin;    /* admin.c */

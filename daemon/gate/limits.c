@@ -12,7 +12,9 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 
-#define MEMORY_MAX (256u * 1024u * 1024u) /* bytes of heap and other private memory */
+/* Bytes of heap and other private memory: 2,048 nodes may each have a list of the job's nodes under way, of up to 127 KiB,
+ * once here and once in libzmq. */
+#define MEMORY_MAX (640u * 1024u * 1024u)
 
 static void log_failed(const char *what)
 {

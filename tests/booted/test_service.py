@@ -235,7 +235,7 @@ def test_the_kernel_has_the_limits_of_the_gate(machine):
     """Memory where the machine has that controller."""
     ctl(machine, "status")
     path = f"system.slice/{cgroup_of(machine, gate_pid(machine))}"
-    assert machine.show(machine.units("hvdd-gate@*")[0], "MemoryMax", "TasksMax") == {"MemoryMax": str(512 << 20), "TasksMax": "64"}
+    assert machine.show(machine.units("hvdd-gate@*")[0], "MemoryMax", "TasksMax") == {"MemoryMax": str(1 << 30), "TasksMax": "64"}
     here = "ls -d /sys/fs/cgroup/memory || grep -w memory /sys/fs/cgroup/cgroup.controllers"
     files = f"'/sys/fs/cgroup/{path}/memory.max' '/sys/fs/cgroup/memory/{path}/memory.limit_in_bytes'"
     assert machine.output("sh", "-c", f"cat {files} 2>/dev/null") == (str(512 << 20) if machine.output("sh", "-c", here) else "")

@@ -47,8 +47,8 @@ def test_a_gate_has_no_capability_and_limits_of_its_own(daemon):
     limits = pathlib.Path(f"/proc/{gate}/limits").read_text(encoding="ascii")
     found = {name: int(re.search(rf"^{name} +(\d+)", limits, re.MULTILINE).group(1)) for name in
              ["Max open files"] + ([] if sanitized() else ["Max data size", "Max core file size"])}
-    assert found.pop("Max open files") <= 2048
-    assert sanitized() or found == {"Max data size": 256 << 20, "Max core file size": 0}
+    assert found.pop("Max open files") <= 4096
+    assert sanitized() or found == {"Max data size": 640 << 20, "Max core file size": 0}
 
 
 def test_hvdctl_is_answered_each_time_while_gates_are_killed(daemon):

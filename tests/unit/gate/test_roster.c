@@ -95,7 +95,8 @@ START_TEST(large_jobs_fit)
 {
     static const struct {
         size_t nodes, ranks, name;
-    } jobs[] = {{64, 63, 63}, {64, 512, 63}, {1024, 8, 40}, {1024, 16, 20}, {39, 1024, 63}};
+    } jobs[] = {{64, 63, 63},  {64, 512, 63}, {1024, 8, 40}, {1024, 16, 20},
+                {1250, 8, 20}, {2048, 1, 8},  {39, 1024, 63}};
 
     prepare();
     for (size_t i = 0; i < sizeof(jobs) / sizeof(jobs[0]); i++) {
