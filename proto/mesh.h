@@ -149,7 +149,8 @@ struct hvi_mesh_gpu {
 };
 struct hvi_mesh_packet {
     uint32_t from, to;
-    bool all; /* a verdict for every node: .to is 0, its number counts such ones */
+    bool all;   /* a verdict for every node: .to is 0, its number counts such ones */
+    bool below; /* a report that each node from .from on down says alike */
     bool has_report, has_verdict, has_broken, has_ask, has_answer, has_gpu;
     struct hvi_mesh_report report;
     struct hvi_mesh_verdict verdict;

@@ -131,6 +131,7 @@ static const struct wire_field packet_fields[] = {
     NODE(1, hvi_mesh_packet, from),
     NODE(2, hvi_mesh_packet, to),
     FLAG(6, hvi_mesh_packet, all),
+    FLAG(7, hvi_mesh_packet, below),
     PART(3, hvi_mesh_packet, report, has_report, &report_table),
     PART(4, hvi_mesh_packet, verdict, has_verdict, &verdict_table),
     PART(5, hvi_mesh_packet, broken, has_broken, &broken_table),

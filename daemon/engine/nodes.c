@@ -218,6 +218,36 @@ static void watch_schedule(struct engine *engine)
         engine_schedule_halt(&engine->order);
 }
 
+/* ---- reports of nodes behind this one ---- */
+
+static int on_tick(sd_event_source *source, uint64_t usec, void *user)
+{
+    struct engine *engine = user;
+
+    (void)source, (void)usec;
+    engine->nodes.ticks = false;
+    engine->order.now_ns = hvi_clock_ns();
+    engine_mesh_tick(&engine->nodes.mesh);
+    return 0;
+}
+
+static void tick_later(struct engine *engine)
+{
+    struct engine_nodes *nodes = &engine->nodes;
+    int error;
+
+    if (!nodes->tick)
+        error = sd_event_add_time_relative(engine->event, &nodes->tick, CLOCK_MONOTONIC,
+                                           ENGINE_MESH_TICK_NS / 1000, 1000, on_tick, engine);
+    else
+        error = sd_event_source_set_time_relative(nodes->tick, ENGINE_MESH_TICK_NS / 1000);
+    if (error >= 0)
+        error = sd_event_source_set_enabled(nodes->tick, SD_EVENT_ONESHOT);
+    nodes->ticks = error >= 0;
+    for (int i = 0; i < 2 && error < 0; i++) /* without a clock there is no waiting */
+        engine_mesh_tick(&nodes->mesh);
+}
+
 /* ---- control links ---- */
 
 /* At once, as a rule. */
@@ -443,7 +473,10 @@ bool engine_nodes_run(struct engine *engine)
     if (!engine->nodes.watches && engine_schedule_waits(&engine->order.schedule) &&
         !engine->order.schedule.asked)
         watch_schedule(engine);
-    return engine_mesh_run(&engine->nodes.mesh);
+    bool moved = engine_mesh_run(&engine->nodes.mesh);
+    if (!engine->nodes.ticks && engine_mesh_keeps(&engine->nodes.mesh))
+        tick_later(engine);
+    return moved;
 }
 
 void engine_nodes_hang_up(struct engine_nodes *nodes)
@@ -452,6 +485,7 @@ void engine_nodes_hang_up(struct engine_nodes *nodes)
     nodes->left = sd_event_source_disable_unref(nodes->left);
     nodes->still = sd_event_source_disable_unref(nodes->still);
     nodes->patience = sd_event_source_disable_unref(nodes->patience);
+    nodes->tick = sd_event_source_disable_unref(nodes->tick);
     if (nodes->linked)
         engine_mesh_link_close(&nodes->link);
     if (nodes->listens)

@@ -36,6 +36,8 @@ struct engine_nodes {
     sd_event_source *still;        /* while a step is replayed */
     bool watches;                  /* .still runs */
     uint64_t progress;             /* of the schedule, then */
+    sd_event_source *tick;         /* while mesh/ keeps reports */
+    bool ticks;                    /* .tick runs */
     struct engine_nodes_row *rows; /* by number */
     char name[HVI_WIRE_NODE_NAME]; /* of this node, for sentences; "": the whole job is here */
 };

@@ -47,6 +47,7 @@ static const struct option_row rows[] = {
     {"copy-ps", "a byte in either", &hvt_costs.byte_ps, 1},
     {"submit-ns", "order/ takes in a part", &hvt_costs.submit_ns, 1},
     {"judge-ns", "the root takes in a report", &hvt_costs.judge_ns, 1},
+    {"each-ns", "and of each further node that says the same", &hvt_costs.each_ns, 1},
     {"relay-ns", "a node passes a message on", &hvt_costs.relay_ns, 1},
     {"hear-ns", "a node carries out a verdict", &hvt_costs.hear_ns, 1},
     {"say-ns", "a report or a verdict is made", &hvt_costs.say_ns, 1},
@@ -85,8 +86,9 @@ static void set_usual(void)
                                    .receive_ns = 3600,
                                    .byte_ps = 140,
                                    .submit_ns = 330,
-                                   .judge_ns = 1700,
-                                   .relay_ns = 1250,
+                                   .judge_ns = 1900,
+                                   .each_ns = 60,
+                                   .relay_ns = 1600,
                                    .hear_ns = 2400,
                                    .say_ns = 680,
                                    .done_ns = 360,
@@ -160,6 +162,7 @@ static void say_measured(void)
 {
     static const char *const texts[HVT_COSTS] = {"submit", "judge", "relay", "hear", "say", "done"};
 
+    fprintf(stderr, "nodes in the root's reports: %llu\n", (unsigned long long)hvt_ordered_heard());
     for (enum hvt_cost cost = 0; cost < HVT_COSTS; cost++) {
         uint64_t ns, times;
         hvt_node_measured(cost, &ns, &times);

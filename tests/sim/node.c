@@ -66,10 +66,16 @@ void hvt_node_measured(enum hvt_cost cost, uint64_t *ns_p, uint64_t *times_p)
     *times_p = stopwatch.times[cost];
 }
 
+/* A verdict for all goes on as it has come. */
+static bool passes_on(void)
+{
+    return stopwatch.call == HVT_HEAR;
+}
+
 /* Making a message is a cost of its own: the root makes many in a call. */
 static void begin_saying(void)
 {
-    if (!stopwatch.inside || stopwatch.call == HVT_RELAY)
+    if (!stopwatch.inside || passes_on())
         return;
     take_time();
     hvt_clock_pay(hvt_costs.say_ns);
@@ -78,7 +84,7 @@ static void begin_saying(void)
 
 static void end_saying(void)
 {
-    if (!stopwatch.inside || stopwatch.call == HVT_RELAY)
+    if (!stopwatch.inside || passes_on())
         return;
     stopwatch.now = HVT_SAY;
     stopwatch.since_ns = __real_hvi_clock_ns();
@@ -234,6 +240,13 @@ static void watch_schedule(struct hvt_node *node)
     hvt_clock_post(node, hvt_clock_now() + STILL_NS, look_whether_still, NULL, 0);
 }
 
+static void tick(struct hvt_node *node, void *user, uint64_t value)
+{
+    (void)user, (void)value;
+    node->ticks = false;
+    engine_mesh_tick(&node->mesh);
+}
+
 void hvt_node_after(struct hvt_node *node)
 {
     if (!node->started)
@@ -243,6 +256,10 @@ void hvt_node_after(struct hvt_node *node)
         execute(node);
     while (engine_mesh_run(&node->mesh));
     watch_schedule(node);
+    if (node->ticks || !engine_mesh_keeps(&node->mesh))
+        return;
+    node->ticks = true;
+    hvt_clock_post(node, hvt_clock_now() + ENGINE_MESH_TICK_NS, tick, NULL, 0);
 }
 
 /* ---- control links ---- */
@@ -267,24 +284,24 @@ static uint32_t number_at(const unsigned char **at, const unsigned char *end)
     return value;
 }
 
-/* A packet begins with the numbers of the nodes that it comes from and goes to. */
-static uint32_t receiver_of(const unsigned char *bytes, size_t length)
+/* A packet begins with the numbers of the nodes that it comes from and goes to. What is for all goes from 0 to 0. */
+static enum hvt_cost cost_of(uint32_t here, const unsigned char *bytes, size_t length)
 {
     const unsigned char *at = bytes + 1, *end = bytes + length;
+    uint32_t from = number_at(&at, end);
 
-    number_at(&at, end);
     at++;
-    return number_at(&at, end);
+    uint32_t to = number_at(&at, end);
+    if (here == 0)
+        return HVT_JUDGE;
+    return to == here || (from == 0 && to == 0) ? HVT_HEAR : HVT_RELAY;
 }
 
 static void message(void *user, uint32_t from, const unsigned char *bytes, size_t length)
 {
     struct hvt_node *node = user;
-    enum hvt_cost cost = HVT_RELAY;
 
-    if (receiver_of(bytes, length) == node->number)
-        cost = node->number == 0 ? HVT_JUDGE : HVT_HEAR;
-    begin_cost(cost);
+    begin_cost(cost_of(node->number, bytes, length));
     node->order.now_ns = hvt_clock_now();
     engine_mesh_message(&node->mesh, from, bytes, length);
     end_cost();
@@ -362,6 +379,7 @@ void hvt_node_start(struct hvt_node *node, const struct engine_node *nodes, uint
                                                    .calls = &link_calls,
                                                    .user = node};
     int status = engine_mesh_open(&node->mesh);
+    hvt_ordered_begin(node);
     if (status == HVI_OK)
         status = engine_mesh_link_open(&node->link, &config);
     HVI_ASSERT(status == HVI_OK);
@@ -427,5 +445,6 @@ void hvt_node_fini(struct hvt_node *node)
     hvt_memory_of(before);
     hvt_memory_free(node->wants);
     hvt_memory_free(node->running);
+    hvt_ordered_end(node);
     hvt_thread_fini(&node->thread);
 }

@@ -547,6 +547,8 @@ static bool play(uint64_t seed, uint64_t index, bool dies)
         kill_one();
     else if (!hvt_clock_run(&all_ended, hvt_clock_now() + LIMIT_NS))
         complain_of_all("the program is not over");
+    if (job.overtaken)
+        complain(&players[0], "the order of reports", "another", "each node's own");
     for (uint32_t i = 0; i < job.nodes && !dies && !has_failed; i++) {
         if (job.node[i].told)
             complain(&players[0], "the job is broken", job.node[i].text, "not");

@@ -6,6 +6,7 @@
  *   random.c     random programs, against the reference of tests/property
  *   job.c        a job: its nodes, its ranks' ops, works
  *   node.c       one engine: the real order/, mesh/mesh.c and mesh/link.c, and what stands for the rest
+ *   ordered.c    whether the root hears each node's reports in their order
  *   network.c    what mesh/link.c sees of the kernel, of sd-event and of net/
  *   clock.c      the clock, the events, randomness
  *   memory.c     the bytes that an engine holds
@@ -38,7 +39,8 @@ struct hvt_costs {
     uint64_t receive_ns; /* recv */
     uint64_t byte_ps;    /* a byte in either */
     uint64_t submit_ns;  /* order takes in a part */
-    uint64_t judge_ns;   /* the root takes in a report */
+    uint64_t judge_ns;   /* the root takes in a report, of one node */
+    uint64_t each_ns;    /* and of each further one that says the same */
     uint64_t relay_ns;   /* a node passes a message on */
     uint64_t hear_ns;    /* a node carries out a verdict */
     uint64_t say_ns;     /* a report or a verdict is made, or passed on */
@@ -129,6 +131,13 @@ struct sd_event {
     struct hvt_node *node;
 };
 
+/* Reports of a node that the root has not heard: a ring of what stands for each. */
+struct hvt_said {
+    uint64_t *hash;
+    uint32_t room, first, count;
+    const struct engine_order_span *span; /* mesh/'s */
+};
+
 struct hvt_node {
     struct hvt_sim *job;
     uint32_t number;
@@ -147,8 +156,9 @@ struct hvt_node {
     struct engine_op **running; /* [HVT_RUNNING] by sequence */
     uint64_t began;             /* sequence of the last that began */
     uint64_t replayed;
-    bool watches;
+    bool watches, ticks;
     uint64_t progress;
+    struct hvt_said said;
     char text[HVI_TEXT_MAX + 1]; /* what its ranks were told */
 };
 
@@ -172,6 +182,15 @@ void hvt_node_connected(struct hvt_node *node, void *user, uint64_t fd);
 /* Real nanoseconds and times of each cost, so far. */
 void hvt_node_measured(enum hvt_cost cost, uint64_t *ns_p, uint64_t *times_p);
 
+/* ---- the order of reports ---- */
+
+/* The node's mesh/ is open. From now on, what the root hears is compared with what the node has said: the job is
+ * `.overtaken` once it is something else. */
+void hvt_ordered_begin(struct hvt_node *node);
+void hvt_ordered_end(struct hvt_node *node);
+/* Nodes in the root's reports, so far. */
+uint64_t hvt_ordered_heard(void);
+
 /* ---- real sockets ---- */
 
 /* Says on stderr what they cost here. */
@@ -193,6 +212,7 @@ struct hvt_sim {
     uint64_t failed;
     uint32_t ready, told, alive;
     bool all_ready, all_told, all_over; /* goals for hvt_clock_run */
+    bool overtaken;                     /* the root has heard a node's reports in another order */
     uint64_t ready_ns, told_ns, begun_ns,
         over_ns; /* when it last happened; begun: a work, on all nodes */
     struct hvt_sim_work works[HVT_RUNNING];

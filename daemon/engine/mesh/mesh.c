@@ -5,7 +5,8 @@
  *        ^                                                      |
  *        +------verdict------ [..., node] <---------------------+
  *
- * A verdict for every node is sent once to each of those below the root, and each passes it on to those below it.
+ * A verdict for every node is sent once to each of those below the root, and each passes it on to those below it. What
+ * all nodes from one on down report alike comes up as one (bundle.c).
  *
  * A message has the numbers of the nodes that it comes from and goes to. A neighbour is believed only
  * about nodes behind it in the tree. What a message says of ops is checked where it is used: by
@@ -96,12 +97,12 @@ static int post_below(struct engine_mesh *mesh, const unsigned char *bytes, size
 }
 
 /* mesh->packet. */
-static int send(struct engine_mesh *mesh, uint32_t to)
+static int send_from(struct engine_mesh *mesh, uint32_t from, uint32_t to)
 {
     unsigned char *bytes;
     size_t length;
 
-    mesh->packet.from = mesh->roster->here;
+    mesh->packet.from = from;
     mesh->packet.to = to;
     int status = hvi_mesh_encode(&mesh->packet, &bytes, &length);
     if (status != HVI_OK)
@@ -111,16 +112,40 @@ static int send(struct engine_mesh *mesh, uint32_t to)
     return status;
 }
 
-static void report(void *user, const struct hvi_mesh_report *report)
+static int send(struct engine_mesh *mesh, uint32_t to)
+{
+    return send_from(mesh, mesh->roster->here, to);
+}
+
+static void go_up(void *user, uint32_t from, bool below, const struct hvi_mesh_report *report)
 {
     struct engine_mesh *mesh = user;
 
     if (mesh->broken_status != HVI_OK)
         return;
-    mesh->packet = (struct hvi_mesh_packet){.has_report = true, .report = *report};
-    int status = send(mesh, 0);
+    mesh->packet = (struct hvi_mesh_packet){.has_report = true, .below = below, .report = *report};
+    int status = send_from(mesh, from, 0);
     if (status != HVI_OK && status != HVI_ERR_NODE_LOST)
         give_up(mesh, "a report", status);
+}
+
+/* A report, of this node or of one behind it: false: it goes now. */
+static bool waits_for_others(struct engine_mesh *mesh, uint32_t from, bool below,
+                             const struct hvi_mesh_report *report)
+{
+    const struct engine_mesh_bundle_way up = {go_up, mesh};
+
+    return mesh->broken_status == HVI_OK &&
+           engine_mesh_bundles_take(&mesh->bundles, from, below, report, &up);
+}
+
+static void report(void *user, const struct hvi_mesh_report *report)
+{
+    struct engine_mesh *mesh = user;
+    const uint32_t here = mesh->roster->here;
+
+    if (!waits_for_others(mesh, here, false, report))
+        go_up(mesh, here, false, report);
 }
 
 static void verdict(void *user, uint32_t node, const struct hvi_mesh_verdict *verdict)
@@ -187,8 +212,13 @@ int engine_mesh_open(struct engine_mesh *mesh)
 {
     int status = HVI_OK;
 
-    if (mesh->roster->here == 0)
+    engine_mesh_bundles_init(&mesh->bundles, mesh->roster->here, mesh->roster->nodes);
+    if (mesh->roster->here == 0) {
         status = engine_root_init(&mesh->root, mesh->roster, &root_calls, mesh);
+        mesh->below = calloc(mesh->roster->nodes, sizeof *mesh->below);
+    }
+    if (status == HVI_OK && mesh->roster->here == 0 && !mesh->below)
+        status = HVI_ERR_NO_MEMORY;
     if (status == HVI_OK)
         status = engine_span_open(mesh->order, &span_calls, mesh);
     if (status == HVI_OK && mesh->roster->here == 0)
@@ -216,7 +246,10 @@ void engine_mesh_close(struct engine_mesh *mesh)
         free(letter);
     if (mesh->order)
         mesh->order->root = NULL;
+    engine_mesh_bundles_fini(&mesh->bundles);
     engine_root_fini(&mesh->root);
+    free(mesh->below);
+    mesh->below = NULL;
 }
 
 /* ---- the end ---- */
@@ -352,6 +385,16 @@ static int hear(struct engine_mesh *mesh, struct hvi_mesh_packet *packet, char *
     return engine_verdict_hear(mesh->order, verdict, text_p, size);
 }
 
+/* A report of one node, or of all from one on down. */
+static int judge(struct engine_mesh *mesh, const struct hvi_mesh_packet *packet, char *text_p,
+                 size_t size)
+{
+    if (!packet->below)
+        return engine_root_report(&mesh->root, packet->from, &packet->report, text_p, size);
+    const uint32_t count = engine_mesh_below(packet->from, mesh->roster->nodes, mesh->below);
+    return engine_root_report_alike(&mesh->root, mesh->below, count, &packet->report, text_p, size);
+}
+
 /* It is for this node. */
 static void carry_out(struct engine_mesh *mesh, struct hvi_mesh_packet *packet)
 {
@@ -374,7 +417,7 @@ static void carry_out(struct engine_mesh *mesh, struct hvi_mesh_packet *packet)
         return;
     mesh->root.now_ns = mesh->order->now_ns;
     if (packet->has_report)
-        status = engine_root_report(&mesh->root, packet->from, &packet->report, text, sizeof text);
+        status = judge(mesh, packet, text, sizeof text);
     else if (is_late(mesh))
         status = keep_late(mesh, packet);
     else
@@ -408,6 +451,8 @@ static const char *refusal(const struct engine_mesh *mesh, uint32_t node,
         return "a message that should not have come here";
     if (packet->has_report && packet->to != 0)
         return "a report that is not for the root";
+    if (packet->below && !(packet->has_report && engine_mesh_bundle_may(&packet->report)))
+        return "what several nodes cannot say as one";
     if (packet->has_verdict && packet->from != 0)
         return "a verdict that is not the root's";
     if (packet->has_broken && packet->to != 0 && (packet->to != here || !is_above(here, node)))
@@ -418,12 +463,16 @@ static const char *refusal(const struct engine_mesh *mesh, uint32_t node,
 static void take_or_pass(struct engine_mesh *mesh, struct hvi_mesh_packet *packet,
                          const unsigned char *bytes, size_t length)
 {
+    const struct engine_mesh_bundle_way up = {go_up, mesh};
     const bool is_ours = packet->all || packet->to == mesh->roster->here;
     int status = HVI_OK;
 
+    if (packet->has_verdict && mesh->broken_status == HVI_OK)
+        engine_mesh_bundles_hear(&mesh->bundles, &packet->verdict, &up);
     if (packet->all)
         status = post_below(mesh, bytes, length);
-    else if (!is_ours)
+    else if (!is_ours && !(packet->has_report &&
+                           waits_for_others(mesh, packet->from, packet->below, &packet->report)))
         status = post(mesh, packet->to, bytes, length);
     if (status == HVI_ERR_NO_MEMORY)
         give_up(mesh, "a message to be passed on", status);
@@ -462,6 +511,19 @@ static struct engine_mesh_letter *next_letter(struct engine_mesh *mesh)
     struct engine_mesh_letter *letter = is_late(mesh) ? NULL : take(&mesh->late_first);
 
     return letter ? letter : take(&mesh->first);
+}
+
+bool engine_mesh_keeps(const struct engine_mesh *mesh)
+{
+    return mesh->bundles.held > 0 && mesh->broken_status == HVI_OK;
+}
+
+void engine_mesh_tick(struct engine_mesh *mesh)
+{
+    const struct engine_mesh_bundle_way up = {go_up, mesh};
+
+    engine_mesh_bundles_tick(&mesh->bundles, &up);
+    engine_mesh_run(mesh);
 }
 
 bool engine_mesh_run(struct engine_mesh *mesh)

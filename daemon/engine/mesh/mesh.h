@@ -5,7 +5,10 @@
 #ifndef ENGINE_MESH_MESH_H
 #define ENGINE_MESH_MESH_H
 
+#include "daemon/engine/mesh/bundle.h"
 #include "daemon/engine/order/root.h"
+
+#define ENGINE_MESH_TICK_NS (5 * UINT64_C(1000000))
 
 /* The way to a neighbour: mesh/link.h. */
 struct engine_mesh_way {
@@ -42,9 +45,11 @@ struct engine_mesh {
     int broken_status; /* not HVI_OK: nothing is said of ops any more */
     int32_t broken_culprit;
     char broken_text[HVI_TEXT_MAX + 1];
-    bool broken_news;        /* for calls->broken */
-    struct engine_root root; /* of node 0 */
-    uint64_t heard_for_all;  /* verdicts for all nodes that were carried out */
+    bool broken_news;                   /* for calls->broken */
+    struct engine_root root;            /* of node 0 */
+    uint64_t heard_for_all;             /* verdicts for all nodes that were carried out */
+    struct engine_mesh_bundles bundles; /* reports on their way to the root */
+    uint32_t *below;                    /* [nodes] the root's: those of a report */
     struct engine_mesh_letter *first,
         *last; /* between this node's order/ and the root, both here */
     struct engine_mesh_letter *late_first, *late_last; /* verdicts that wait for withdrawn works */
@@ -62,6 +67,9 @@ void engine_mesh_message(struct engine_mesh *mesh, uint32_t node, const unsigned
 /* Delivers what order/ and the root have to say to each other on this node: to be called after anything
  * that may have submitted, answered or ended an op. True if there was something. */
 bool engine_mesh_run(struct engine_mesh *mesh);
+/* Reports are kept here, for others to go with: engine_mesh_tick is due each ENGINE_MESH_TICK_NS. */
+bool engine_mesh_keeps(const struct engine_mesh *mesh);
+void engine_mesh_tick(struct engine_mesh *mesh);
 /* No op can finish any more, for what happened on this node, which order/ knows: a rank is lost or has
  * left, or the job was stopped. The other nodes hear of it. */
 void engine_mesh_break(struct engine_mesh *mesh, int status, int32_t culprit, const char *text);

@@ -67,6 +67,10 @@ void engine_root_fini(struct engine_root *root);
  * any more; HVI_ERR_NO_MEMORY, HVI_ERR_LIMIT: the job cannot go on. */
 int engine_root_report(struct engine_root *root, uint32_t node,
                        const struct hvi_mesh_report *report, char *text_p, size_t text_size);
+/* The next report of each of these nodes, ascending; all say the same, which a bundle may (mesh/bundle.h). As
+ * engine_root_report. */
+int engine_root_report_alike(struct engine_root *root, const uint32_t *nodes, uint32_t count,
+                             const struct hvi_mesh_report *report, char *text_p, size_t text_size);
 /* The ranks, ascending and at most `most` of them, on other nodes than `node` (UINT32_MAX: on all) that
  * have not come to the op that this node has reported. The count of all of them: 0 if there is no such op. */
 uint32_t engine_root_missing(const struct engine_root *root, uint32_t node,

@@ -369,3 +369,85 @@ int engine_root_report(struct engine_root *root, uint32_t node,
     engine_root_replay_halt(root);
     return engine_root_late_keep(root, node, report);
 }
+
+/* ---- what several nodes say alike ---- */
+
+/* Of none of them is an op stale, or a group open, and none has joined: they are judged together. */
+static bool are_plain(struct engine_root *root, const struct engine_set *set, const uint32_t *nodes,
+                      uint32_t count, const struct hvi_mesh_report *report)
+{
+    if (root->live || !set || set->serial != report->serial || !set->span || set->join)
+        return false;
+    for (uint32_t i = 0; i < count; i++) {
+        struct engine_root_node *node = &root->nodes[nodes[i]];
+        engine_root_stale_forget(root, node, report->seen);
+        if (node->first || node->open)
+            return false;
+    }
+    return true;
+}
+
+static int bring_alike(const struct engine_root_hearing *hearing, const uint32_t *nodes,
+                       uint32_t count)
+{
+    const struct hvi_mesh_report *report = hearing->report;
+    struct engine_meeting *meeting;
+    int status = meet(hearing, &meeting);
+
+    if (status == HVI_OK && meeting->op.state != ENGINE_OP_WAITING)
+        return disbelieve(hearing, "it had reported this op already");
+    struct engine_part *part =
+        status == HVI_OK ? engine_root_said_listen(hearing, meeting, &report->said[0], &status)
+                         : NULL;
+    for (uint32_t i = 0; part && i < count; i++) {
+        uint32_t index = engine_places_find(hearing->set->span, nodes[i]);
+        if (index == UINT32_MAX || meeting->shares[index].came)
+            return disbelieve(hearing, "node %u had reported this op already", nodes[i]);
+        meeting->shares[index].came = true;
+        meeting->shares[index].one = part;
+        meeting->op.missing--;
+    }
+    if (part && meeting->room > report->room)
+        meeting->room = report->room;
+    return part && meeting->op.missing == 0
+               ? engine_root_start_complete(hearing->root, &meeting->op)
+               : status;
+}
+
+static int judge_alike(struct engine_root_hearing *hearing, const uint32_t *nodes, uint32_t count)
+{
+    struct engine_root *root = hearing->root;
+
+    hearing->tensor =
+        engine_span_tensor(&root->tensors, hearing->report->serial, &hearing->report->tensor);
+    if (!hearing->tensor)
+        return disbelieve(hearing, "an op without a name");
+    engine_set_get(hearing->set);
+    int status = bring_alike(hearing, nodes, count);
+    engine_tensor_put(&root->tensors, hearing->tensor);
+    engine_set_put(hearing->set);
+    return status;
+}
+
+int engine_root_report_alike(struct engine_root *root, const uint32_t *nodes, uint32_t count,
+                             const struct hvi_mesh_report *report, char *text_p, size_t text_size)
+{
+    struct engine_root_hearing hearing = {.root = root,
+                                          .node = nodes[0],
+                                          .report = report,
+                                          .set = engine_sets_find(&root->sets, report->set),
+                                          .text = text_p,
+                                          .text_size = text_size};
+    int status = HVI_OK;
+
+    for (uint32_t i = 0; i < count; i++) {
+        if (report->seen > root->nodes[nodes[i]].number)
+            return disbelieve(&hearing, "node %u has seen verdict %" PRIu64, nodes[i],
+                              report->seen);
+    }
+    if (are_plain(root, hearing.set, nodes, count, report))
+        return judge_alike(&hearing, nodes, count);
+    for (uint32_t i = 0; i < count && status == HVI_OK; i++)
+        status = engine_root_report(root, nodes[i], report, text_p, text_size);
+    return status;
+}

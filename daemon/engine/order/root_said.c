@@ -129,10 +129,9 @@ static bool says_same(const struct engine_part *a, const struct engine_part *b)
 
 #define VOICES_COMPARED 4u /* newer ones: as a rule all nodes say the same, or each rank its own */
 
-/* One that says the same, or a new one. NULL with *status_p. */
-static struct engine_part *listen(const struct engine_root_hearing *hearing,
-                                  struct engine_meeting *meeting, const struct hvi_mesh_said *said,
-                                  int *status_p)
+struct engine_part *engine_root_said_listen(const struct engine_root_hearing *hearing,
+                                            struct engine_meeting *meeting,
+                                            const struct hvi_mesh_said *said, int *status_p)
 {
     struct engine_voice *voice = calloc(1, sizeof *voice), *other = meeting->voices;
 
@@ -201,14 +200,15 @@ int engine_root_said_take(const struct engine_root_hearing *hearing, struct engi
     if (report->said_count == 0 || report->said_count > places)
         return disbelieve(hearing, "%zu opinions of %u ranks", report->said_count, places);
     if (report->said_count == 1 && report->said[0].place_count == 0) {
-        share->one = listen(hearing, meeting, &report->said[0], &status);
+        share->one = engine_root_said_listen(hearing, meeting, &report->said[0], &status);
         return status == HVI_OK ? take_instances(hearing, share, &report->said[0]) : status;
     }
     share->each = calloc(places, sizeof *share->each);
     if (!share->each)
         return HVI_ERR_NO_MEMORY;
     for (size_t i = 0; i < report->said_count && status == HVI_OK; i++) {
-        struct engine_part *part = listen(hearing, meeting, &report->said[i], &status);
+        struct engine_part *part =
+            engine_root_said_listen(hearing, meeting, &report->said[i], &status);
         if (part)
             status = spread(hearing, share, &report->said[i], part);
         if (status == HVI_OK)

@@ -16,6 +16,10 @@ struct engine_root_hearing {
     size_t text_size;
 };
 
+/* The part of what is said: one that says the same, or a new one. NULL with *status_p. */
+struct engine_part *engine_root_said_listen(const struct engine_root_hearing *hearing,
+                                            struct engine_meeting *meeting,
+                                            const struct hvi_mesh_said *said, int *status_p);
 /* What the node's ranks say is its share of the op. HVI_OK; HVI_ERR_PROTOCOL with a sentence; HVI_ERR_NO_MEMORY. */
 int engine_root_said_take(const struct engine_root_hearing *hearing,
                           struct engine_meeting *meeting);

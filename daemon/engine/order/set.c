@@ -63,6 +63,8 @@ uint32_t engine_places_find(const struct engine_places *span, uint32_t node)
 {
     uint32_t low = 0, high = span->nodes;
 
+    if (node < high && span->node[node] == node) /* as a rule */
+        return node;
     while (low < high) {
         uint32_t middle = (low + high) / 2;
         if (span->node[middle] < node)

@@ -580,12 +580,26 @@ static bool halt_what_waits(struct hvt_job *job)
     return asked;
 }
 
+/* What is kept for other nodes to say, too, goes a little later. */
+static bool let_time_pass(struct hvt_job *job)
+{
+    bool kept = false;
+
+    for (uint32_t i = 0; i < job->nodes && job->nodes > 1; i++) {
+        if (!engine_mesh_keeps(&job->node[i].mesh))
+            continue;
+        kept = true;
+        engine_mesh_tick(&job->node[i].mesh);
+    }
+    return kept;
+}
+
 void hvt_job_run(struct hvt_job *job)
 {
     do {
         while (hvt_job_run_some(job, 1 + (uint32_t)(hvt_span_random(&job->random) >> 16) % 8))
             continue;
-    } while (halt_what_waits(job));
+    } while (let_time_pass(job) || halt_what_waits(job));
     check_done(job);
 }
 

@@ -1122,6 +1122,51 @@ START_TEST(what_is_no_message_ends_the_job)
 }
 END_TEST
 
+/* Of node 1, and of 17, 18 and 19 below it. */
+static void fill_for_several(void)
+{
+    packet.has_broken = false;
+    packet.has_report = true;
+    packet.below = true;
+    fill();
+    packet.report = report;
+    packet.from = 1;
+}
+
+START_TEST(a_node_speaks_for_those_below_it_as_far_as_it_can)
+{
+    begin_tree();
+    fill_for_several();
+    packet.report.more = true;
+    deliver(0, 1);
+    expect(0, "node 1 of the job sent node 0 what cannot be: what several nodes cannot say as one");
+    begin_tree();
+    fill_for_several();
+    packet.report.seen = 7;
+    deliver(0, 1);
+    expect(0, "node 1 of the job sent node 0 what cannot be: node 1: report: node 1 has seen "
+              "verdict 7");
+    begin_tree();
+    fill_for_several();
+    deliver(0, 1);
+    fill_for_several();
+    packet.below = false;
+    packet.from = 18;
+    deliver(0, 1);
+    expect(0, "node 18 of the job sent node 0 what cannot be: node 18: report: it had reported "
+              "this op already, or its ranks have joined");
+    begin_tree();
+    fill_for_several();
+    packet.below = false;
+    packet.from = 18;
+    deliver(0, 1);
+    fill_for_several();
+    deliver(0, 1);
+    expect(0, "node 1 of the job sent node 0 what cannot be: node 1: report: node 18 had reported "
+              "this op already");
+}
+END_TEST
+
 START_TEST(a_false_report_ends_the_job)
 {
     begin_tree();
@@ -1167,6 +1212,7 @@ int main(void)
     tcase_add_test(tcase, nodes_behind_one_that_ends_with_its_last_rank_are_told_before);
     tcase_add_test(tcase, nodes_behind_one_that_has_lost_the_way_to_the_root_are_told_by_it);
     tcase_add_test(tcase, what_is_no_message_ends_the_job);
+    tcase_add_test(tcase, a_node_speaks_for_those_below_it_as_far_as_it_can);
     tcase_add_test(tcase, a_false_report_ends_the_job);
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);
