@@ -277,7 +277,15 @@ static int send_hvdd(void *user, const struct hvi_packet_msg *msg)
     return engine_link_send(user, msg);
 }
 
-const struct engine_watch_calls engine_calls_watch = {.send = send_hvdd};
+static void describe_node(void *user, uint32_t node, char *text_p, size_t size)
+{
+    const struct engine *engine = user;
+
+    engine_nodes_describe(&engine->nodes, node, text_p, size);
+}
+
+const struct engine_watch_calls engine_calls_watch = {.send = send_hvdd,
+                                                      .describe_node = describe_node};
 
 static void tell(void *user, engine_seat seat)
 {

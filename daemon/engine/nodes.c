@@ -386,6 +386,15 @@ static int keep_rows(struct engine_nodes *nodes, const struct hvi_engine_roster 
     return HVI_OK;
 }
 
+void engine_nodes_describe(const struct engine_nodes *nodes, uint32_t node, char *text_p,
+                           size_t size)
+{
+    if (nodes->rows && nodes->rows[node].name[0] != '\0')
+        snprintf(text_p, size, "node %u (%s)", node, nodes->rows[node].name);
+    else
+        snprintf(text_p, size, "node %u", node);
+}
+
 static int start_net(struct engine *engine, const struct hvi_engine_roster *roster, char *text_p)
 {
     struct engine_net_config config = {.job = engine->start.job,

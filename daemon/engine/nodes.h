@@ -54,6 +54,9 @@ bool engine_nodes_run(struct engine *engine);
 void engine_nodes_break(struct engine *engine, int status, int32_t culprit, const char *text);
 /* Works have failed and wait for the reason: it may be on its way from another node. */
 void engine_nodes_puzzled(struct engine *engine);
+/* "node 1 (h2)", of a node of the roster. */
+void engine_nodes_describe(const struct engine_nodes *nodes, uint32_t node, char *text_p,
+                           size_t size);
 /* Backends need this connection. */
 void engine_nodes_connect(struct engine *engine, uint32_t node, uint32_t lane);
 /* A message about GPUs, to another node. */

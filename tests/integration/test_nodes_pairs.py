@@ -103,15 +103,15 @@ def check_opened_sets(job):
 def check_waits_are_named(job):
     """The engine of the node that waits knows for whom."""
     taker = recv(job, 0, 3, 1, 77)
-    wait_until(lambda: "recv waits for rank 3 on other nodes" in job.said(), "the recv to be named")
+    wait_until(lambda: "recv waits for rank 3 on node 1 (n2)" in job.said(), "the recv to be named")
     opener = job.ranks[2].submit("set_open", ranks=[1, 2])
-    wait_until(lambda: "process_set_open waits for ranks on other nodes" in job.said(), "the opening to be named")
+    wait_until(lambda: "process_set_open waits for ranks on node 0 (n1)" in job.said(), "the opening to be named")
     other = job.ranks[1].submit("set_open", ranks=[1, 2])
     outcomes = outcomes_of([taker, send(job, 3, 0, b"x", 77), (job.ranks[1], other), (job.ranks[2], opener)])
     assert all(outcome.ok for outcome in outcomes), outcomes
 
 
-WHERE_TO_LOOK = "barrier waits for ranks on other nodes (the log of rank 0's node and hvdctl stalls say which)"
+WHERE_TO_LOOK = "barrier waits for ranks on node 0 (n1) (the log of rank 0's node and hvdctl stalls say which)"
 
 
 def check_late_ranks_are_named(job, late, *words):
@@ -136,9 +136,9 @@ def test_sends_and_opened_sets_over_two_nodes(make_nodes):
     check_mismatch_and_cancel(job)
     check_opened_sets(job)
     check_waits_are_named(job)
-    check_late_ranks_are_named(job, [0, 1], "barrier of ranks on other nodes waits for ranks 0,1", re.escape(WHERE_TO_LOOK))
+    check_late_ranks_are_named(job, [0, 1], r"barrier of ranks on other nodes waits for ranks 0,1 on node 0 \(n1\)", re.escape(WHERE_TO_LOOK))
     check_late_ranks_are_named(job, [1], r"barrier waits for rank 1 \(pid \d+, \w+\)", re.escape(WHERE_TO_LOOK))
-    check_late_ranks_are_named(job, [2, 3], "barrier waits for ranks 2,3 on other nodes")
+    check_late_ranks_are_named(job, [2, 3], r"barrier waits for ranks 2,3 on node 1 \(n2\)")
     job.check_usable()
     job.close()
     assert job.await_end() == 0, job.said()

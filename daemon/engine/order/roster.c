@@ -41,6 +41,18 @@ static int compare_ranks(const void *a, const void *b)
     return (left > right) - (left < right);
 }
 
+uint32_t engine_roster_node(const struct engine_roster *roster, int32_t rank)
+{
+    for (uint32_t node = 0; node < roster->nodes; node++) {
+        const int32_t *ranks = roster->of_nodes + roster->first[node];
+        uint32_t count = roster->first[node + 1] - roster->first[node];
+        if (count > 0 && ranks[0] <= rank && rank <= ranks[count - 1] &&
+            bsearch(&rank, ranks, count, sizeof *ranks, compare_ranks))
+            return node;
+    }
+    return roster->nodes;
+}
+
 /* Every rank of the job once. */
 static bool each_once(const struct engine_node *nodes, uint32_t count, uint8_t *met, int32_t size)
 {

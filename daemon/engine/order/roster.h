@@ -49,6 +49,8 @@ int engine_roster_set_nodes(struct engine_roster *roster, const struct engine_no
 void engine_roster_fini(struct engine_roster *roster);
 /* False: the rank has no seat here. */
 bool engine_roster_seat(const struct engine_roster *roster, int32_t rank, engine_seat *seat_p);
+/* The node of a rank of the job; .nodes: it is on none that is known. */
+uint32_t engine_roster_node(const struct engine_roster *roster, int32_t rank);
 
 static inline int32_t engine_roster_rank(const struct engine_roster *roster, engine_seat seat)
 {

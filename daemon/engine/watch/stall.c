@@ -43,7 +43,6 @@
 #define ROUND_OPS   64u /* ops told in one round; the others are counted */
 #define NAMES_SHOWN 6u  /* per missing rank, as in Horovod */
 #define NAME_SHOWN  100u
-#define RANKS_SHOWN 64u              /* of other nodes, in one line */
 #define LOOK_NS     (1 * HVI_NS_SEC) /* between looks at all rings, while ops wait */
 
 /* The ops of one round. */
@@ -102,7 +101,7 @@ static void append_missing(struct engine_sentence *sentence, const struct round 
         engine_sentence_append(sentence, "] (not attached)");
 }
 
-/* "ranks 1,3 on other nodes: [w1]" */
+/* "ranks 1,3 on node 1 (h2): [w1]" */
 static void append_elsewhere(struct engine_sentence *sentence, const struct round *round,
                              uint64_t chosen)
 {
@@ -256,12 +255,12 @@ static bool is_brought_here(const struct engine_order *order, const struct engin
 static void missing_text(const struct engine_watch *watch, const struct engine_op *op, char *text_p,
                          size_t size)
 {
-    int32_t ranks[RANKS_SHOWN];
-    uint32_t count = engine_root_missing(watch->order->root, UINT32_MAX, op, ranks, RANKS_SHOWN);
-    size_t used = engine_ranks_text(ranks, count < RANKS_SHOWN ? count : RANKS_SHOWN, text_p, size);
+    int32_t ranks[ENGINE_STALL_RANKS];
+    uint32_t count =
+        engine_root_missing(watch->order->root, UINT32_MAX, op, ranks, ENGINE_STALL_RANKS);
 
-    if (count > RANKS_SHOWN && used < size)
-        snprintf(text_p + used, size - used, " and %u more", count - RANKS_SHOWN);
+    engine_stall_describe_ranks(
+        watch, ranks, count < ENGINE_STALL_RANKS ? count : ENGINE_STALL_RANKS, count, text_p, size);
 }
 
 static void log_others(const struct engine_watch *watch, struct engine_op *op, uint64_t now_ns)

@@ -6,6 +6,8 @@
 #include "daemon/engine/order/op.h"
 #include "proto/wire.h"
 
+#define ENGINE_STALL_RANKS 64u /* of other nodes, in one line or row */
+
 struct engine_watch;
 
 /* STALL_* and MEMORY_TIMEOUT_SECONDS of a job, as text; NULL: not set. */
@@ -45,8 +47,12 @@ bool engine_stall_waits_elsewhere(const struct engine_op *op);
 /* "rank 2 (pid 4711, stopped), rank 3 (not attached)"; a long list is cut and the rest counted. */
 void engine_stall_describe(const struct engine_watch *watch, const struct engine_op *op,
                            char *text_p, size_t size);
-/* The same of ranks on other nodes: "ranks 1,3 on other nodes". Only the root of the job knows which. */
+/* The same of ranks on other nodes: "ranks 1,3 on node 1 (h2)". Only the root of the job knows which. */
 void engine_stall_describe_elsewhere(const struct engine_watch *watch, const struct engine_op *op,
                                      char *text_p, size_t size);
+/* The ranks by node: "ranks 1,3 on node 1 (h2), rank 4 on node 2 (h3) and 7 more"; of `count` ranks the
+ * first `shown`, at most ENGINE_STALL_RANKS, are in `ranks`. */
+void engine_stall_describe_ranks(const struct engine_watch *watch, const int32_t *ranks,
+                                 uint32_t shown, uint32_t count, char *text_p, size_t size);
 
 #endif

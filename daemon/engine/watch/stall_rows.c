@@ -13,6 +13,7 @@
 #include "daemon/engine/order/join.h"
 #include "daemon/engine/order/partial.h"
 #include "daemon/engine/order/root.h"
+#include "daemon/engine/order/sentence.h"
 #include "daemon/engine/sessions/liveness.h"
 #include "daemon/engine/slots/slots.h"
 #include "daemon/engine/watch/watch.h"
@@ -22,8 +23,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ELSEWHERE_SHOWN 64u /* ranks on other nodes in one row */
-#define LABEL_MAX       80  /* bytes of a tensor name in "waits in" */
+#define LABEL_MAX 80 /* bytes of a tensor name in "waits in" */
 
 bool engine_stall_misses(const struct engine_op *op, uint32_t member)
 {
@@ -94,7 +94,7 @@ static void fill_missing(const struct engine_watch *watch, engine_seat seat,
     fill_waits_in(oldest, missing);
 }
 
-/* At most ELSEWHERE_SHOWN of them are in ranks_p. 0: this node does not know, or it waits for none. */
+/* At most ENGINE_STALL_RANKS of them are in ranks_p. 0: this node does not know, or it waits for none. */
 static uint32_t missing_elsewhere(const struct engine_watch *watch, const struct engine_op *op,
                                   int32_t *ranks_p)
 {
@@ -103,10 +103,10 @@ static uint32_t missing_elsewhere(const struct engine_watch *watch, const struct
     if (!engine_stall_waits_elsewhere(op))
         return 0;
     if (op->partial)
-        return engine_partial_others(order, op, ranks_p, ELSEWHERE_SHOWN);
+        return engine_partial_others(order, op, ranks_p, ENGINE_STALL_RANKS);
     if (!order->root)
         return 0;
-    return engine_root_missing(order->root, order->roster->here, op, ranks_p, ELSEWHERE_SHOWN);
+    return engine_root_missing(order->root, order->roster->here, op, ranks_p, ENGINE_STALL_RANKS);
 }
 
 /* Who may be missing there, as far as this node knows: all of them. */
@@ -115,7 +115,7 @@ static uint32_t members_elsewhere(const struct engine_op *op, uint32_t here, int
     const struct engine_places *span = op->set->span;
     uint32_t count = 0;
 
-    for (uint32_t i = 0; span && i < op->set->size && count < ELSEWHERE_SHOWN; i++) {
+    for (uint32_t i = 0; span && i < op->set->size && count < ENGINE_STALL_RANKS; i++) {
         if (span->node[span->home[i]] != here)
             ranks_p[count++] = engine_set_member(op->set, i);
     }
@@ -126,12 +126,12 @@ static void fill_elsewhere(const struct engine_watch *watch, const struct engine
                            struct hvi_stall_row *row)
 {
     bool reported = op->state == ENGINE_OP_REPORTED, waits = op->state == ENGINE_OP_WAITING;
-    int32_t ranks[ELSEWHERE_SHOWN];
+    int32_t ranks[ENGINE_STALL_RANKS];
     uint32_t count = missing_elsewhere(watch, op, ranks);
 
     if ((waits || (reported && !watch->order->root)) && !op->partial)
         count = members_elsewhere(op, watch->order->roster->here, ranks);
-    for (uint32_t i = 0; i < count && i < ELSEWHERE_SHOWN; i++) {
+    for (uint32_t i = 0; i < count && i < ENGINE_STALL_RANKS; i++) {
         struct hvi_missing_rank *missing = &row->missing[row->missing_count++];
         missing->rank = ranks[i];
         snprintf(missing->process, sizeof missing->process, "elsewhere");
@@ -171,7 +171,7 @@ static int fill_row(const struct engine_watch *watch, const struct engine_op *op
     const struct engine_part *part = engine_op_first_part(op);
 
     row->ready = calloc(members, sizeof *row->ready);
-    row->missing = calloc(members + ELSEWHERE_SHOWN, sizeof *row->missing);
+    row->missing = calloc(members + ENGINE_STALL_RANKS, sizeof *row->missing);
     if (!row->ready || !row->missing)
         return HVI_ERR_NO_MEMORY;
     engine_tensor_name(op->tensor, row->tensor);
@@ -377,21 +377,76 @@ int engine_stall_rows(struct engine_watch *watch, uint64_t min_age_ns, size_t li
     return HVI_OK;
 }
 
+/* " on node 1 (h2)"; nothing where the node is not known. */
+static void append_node(const struct engine_watch *watch, struct engine_sentence *sentence,
+                        uint32_t node)
+{
+    char text[96];
+
+    if (node >= watch->order->roster->nodes)
+        return;
+    watch->calls->describe_node(watch->user, node, text, sizeof text);
+    engine_sentence_append(sentence, " on %s", text);
+}
+
+void engine_stall_describe_ranks(const struct engine_watch *watch, const int32_t *ranks,
+                                 uint32_t shown, uint32_t count, char *text_p, size_t size)
+{
+    struct engine_sentence sentence = {.text = text_p, .size = size};
+    uint32_t nodes[ENGINE_STALL_RANKS];
+    bool told[ENGINE_STALL_RANKS] = {false};
+    char text[256];
+
+    for (uint32_t i = 0; i < shown; i++)
+        nodes[i] = engine_roster_node(watch->order->roster, ranks[i]);
+    for (uint32_t i = 0; i < shown; i++) {
+        int32_t there[ENGINE_STALL_RANKS];
+        uint32_t found = 0;
+        for (uint32_t k = i; k < shown && !told[i]; k++) {
+            if (nodes[k] != nodes[i])
+                continue;
+            there[found++] = ranks[k];
+            told[k] = k > i;
+        }
+        if (found == 0)
+            continue;
+        engine_ranks_text(there, found, text, sizeof text);
+        engine_sentence_append(&sentence, "%s%s", sentence.used > 0 ? ", " : "", text);
+        append_node(watch, &sentence, nodes[i]);
+    }
+    if (count > shown)
+        engine_sentence_append(&sentence, " and %u more", count - shown);
+}
+
+/* Of a job on two nodes it is the other one. */
+static void describe_unknown(const struct engine_watch *watch, const struct engine_op *op,
+                             char *text_p, size_t size)
+{
+    struct engine_sentence sentence = {.text = text_p, .size = size};
+    const struct engine_roster *roster = watch->order->roster;
+
+    engine_sentence_append(&sentence, "ranks");
+    if (roster->nodes == 2)
+        append_node(watch, &sentence, 1 - roster->here);
+    else
+        engine_sentence_append(&sentence, " on other nodes");
+    if (!op->partial && !watch->order->root)
+        engine_sentence_append(&sentence,
+                               " (the log of rank 0's node and hvdctl stalls say which)");
+}
+
 void engine_stall_describe_elsewhere(const struct engine_watch *watch, const struct engine_op *op,
                                      char *text_p, size_t size)
 {
-    int32_t ranks[ELSEWHERE_SHOWN];
+    int32_t ranks[ENGINE_STALL_RANKS];
     uint32_t count = missing_elsewhere(watch, op, ranks);
-    uint32_t shown = count < ELSEWHERE_SHOWN ? count : ELSEWHERE_SHOWN;
-    size_t used = count > 0 ? engine_ranks_text(ranks, shown, text_p, size) : 0;
 
     if (count == 0)
-        snprintf(text_p, size, "ranks on other nodes%s",
-                 op->partial || watch->order->root
-                     ? ""
-                     : " (the log of rank 0's node and hvdctl stalls say which)");
-    else if (used < size)
-        snprintf(text_p + used, size - used, "%s on other nodes", count > shown ? ",..." : "");
+        describe_unknown(watch, op, text_p, size);
+    else
+        engine_stall_describe_ranks(watch, ranks,
+                                    count < ENGINE_STALL_RANKS ? count : ENGINE_STALL_RANKS, count,
+                                    text_p, size);
 }
 
 void engine_stall_describe(const struct engine_watch *watch, const struct engine_op *op,

@@ -7,6 +7,7 @@
 
 #include "proto/wire.h"
 
+#include <stddef.h>
 #include <stdint.h>
 
 struct engine_exec;
@@ -30,6 +31,8 @@ enum engine_stall_policy {
 struct engine_watch_calls {
     /* Sends to hvdd without waiting. HVI_OK, HVI_ERR_CLOSED (hvdd is gone), or why not. */
     int (*send)(void *user, const struct hvi_packet_msg *msg);
+    /* "node 1 (h2)"; asked of nodes that the roster knows. */
+    void (*describe_node)(void *user, uint32_t node, char *text_p, size_t size);
 };
 
 struct engine_watch {

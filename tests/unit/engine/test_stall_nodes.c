@@ -99,8 +99,8 @@ START_TEST(a_node_says_which_of_its_ranks_are_missing_and_the_root_which_of_othe
     bring(1, 0, "w", 0); /* its node has said nothing yet: rank 3 is missing there */
     settle();
     look_after(0, 2 * WARN_S + 3);
-    expect_log("allreduce waits for ranks 1,3 on other nodes");
-    expect_notice(0, 0, "\nranks 1,3 on other nodes: [w]");
+    expect_log("allreduce waits for ranks 1,3 on node 1 (h1)");
+    expect_notice(0, 0, "\nranks 1,3 on node 1 (h1): [w]");
     look_after(1, WARN_S + 1);
     snprintf(words, sizeof words, "allreduce waits for rank 3 (pid %d, ", (int)getpid());
     expect_log(words);
@@ -116,23 +116,23 @@ START_TEST(another_node_knows_that_it_waits_for_nodes_and_the_root_for_which)
     bring(1, 1, "w", 0);
     settle();
     look_after(1, WARN_S + 1);
-    expect_log("allreduce waits for ranks on other nodes (the log of rank 0's node and hvdctl "
+    expect_log("allreduce waits for ranks on node 0 (h0) (the log of rank 0's node and hvdctl "
                "stalls say which)");
-    expect_notice(1, 0, "\nranks on other nodes (the log of rank 0's node");
+    expect_notice(1, 0, "\nranks on node 0 (h0) (the log of rank 0's node");
     look_after(0, WARN_S / 2);
     ck_assert(!has_message(0, 0));
     look_after(0, WARN_S + 1);
-    expect_log("allreduce of ranks on other nodes waits for ranks 0,2");
+    expect_log("allreduce of ranks on other nodes waits for ranks 0,2 on node 0 (h0)");
     for (int32_t seat = 0; seat < HVT_SEATS; seat++)
-        expect_notice(0, seat, "\nranks 0,2: [w]");
+        expect_notice(0, seat, "\nranks 0,2 on node 0 (h0): [w]");
     look_after(0, WARN_S + 2);
     ck_assert(!has_message(0, 0));
     look_after(0, 2 * WARN_S + 3);
-    expect_notice(0, 0, "\nranks 0,2: [w]");
+    expect_notice(0, 0, "\nranks 0,2 on node 0 (h0): [w]");
     bring(0, 0, "w", 0); /* now it is an op of this node */
     settle();
     look_after(0, 4 * WARN_S);
-    expect_notice(0, 1, "\nranks 0,2: [w]");
+    expect_notice(0, 1, "\nranks 0,2 on node 0 (h0): [w]");
     expect_notice(0, 1, "\n2: [w] (pid ");
     ck_assert(!has_message(0, 1));
 }
@@ -162,7 +162,7 @@ START_TEST(a_rank_hears_of_ops_of_its_own_sets_alone)
     bring(1, 1, "w", 1);
     settle();
     look_after(0, WARN_S + 1);
-    expect_notice(0, 1, "\nrank 2: [w]");
+    expect_notice(0, 1, "\nrank 2 on node 0 (h0): [w]");
     ck_assert(!has_message(0, 0));
 }
 END_TEST
@@ -181,13 +181,27 @@ START_TEST(a_rank_that_has_joined_is_not_missed_on_its_node_and_its_join_is_no_s
     bring(0, 0, "w", 0);
     settle();
     look_after(0, 2 * WARN_S + 3);
-    expect_log("allreduce waits for ranks 1,3 on other nodes");
+    expect_log("allreduce waits for ranks 1,3 on node 1 (h1)");
     set_policy(ENGINE_STALL_FAIL_OP);
     look_after(0, ACT_S + 1);
-    hvt_nodes_expect(0, 0, HVI_ERR_STALLED, "for ranks 1,3 on other nodes: more than the 1000 s");
+    hvt_nodes_expect(0, 0, HVI_ERR_STALLED, "for ranks 1,3 on node 1 (h1): more than the 1000 s");
     settle();
     hvt_op_expect_nothing(&hvt_nodes[0], 1, 1);
     hvt_op_expect_nothing(&hvt_nodes[1], 1, 1);
+}
+END_TEST
+
+START_TEST(ranks_are_told_by_their_nodes_and_the_rest_is_counted)
+{
+    const int32_t ranks[] = {0, 1, 2, 3, 4};
+    char text[128];
+
+    engine_stall_describe_ranks(watch_of(1), ranks, 4, 9, text, sizeof text);
+    ck_assert_str_eq(text, "ranks 0,2 on node 0 (h0), ranks 1,3 on node 1 (h1) and 5 more");
+    engine_stall_describe_ranks(watch_of(0), ranks + 2, 3, 3, text, sizeof text);
+    ck_assert_str_eq(text, "rank 2 on node 0 (h0), rank 3 on node 1 (h1), rank 4");
+    engine_stall_describe_ranks(watch_of(0), ranks, 4, 4, text, 17); /* what does not fit is cut */
+    ck_assert_str_eq(text, "ranks 0,2 on nod");
 }
 END_TEST
 
@@ -203,7 +217,7 @@ START_TEST(fail_op_on_one_node_fails_the_op_on_all)
     look_after(0, ACT_S + 1);
     for (int32_t seat = 0; seat < HVT_SEATS; seat++)
         hvt_nodes_expect(0, seat, HVI_ERR_STALLED,
-                         "s for ranks 1,3 on other nodes: more than the 1000 s that "
+                         "s for ranks 1,3 on node 1 (h1): more than the 1000 s that "
                          "HVD_STALL_POLICY=fail-op allows");
     hvt_nodes_expect(1, 0, HVI_ERR_STALLED, "allreduce 'w' has waited ");
     hvt_nodes_step("v"); /* the job goes on */
@@ -263,6 +277,7 @@ int main(void)
     tcase_add_test(tcase, a_node_says_which_of_its_ranks_are_missing_and_the_root_which_of_others);
     tcase_add_test(tcase, another_node_knows_that_it_waits_for_nodes_and_the_root_for_which);
     tcase_add_test(tcase, a_rank_hears_of_ops_of_its_own_sets_alone);
+    tcase_add_test(tcase, ranks_are_told_by_their_nodes_and_the_rest_is_counted);
     tcase_add_test(tcase,
                    a_rank_that_has_joined_is_not_missed_on_its_node_and_its_join_is_no_stall);
     tcase_add_test(tcase, fail_op_on_one_node_fails_the_op_on_all);
