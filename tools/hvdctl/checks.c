@@ -13,7 +13,6 @@
 #include <hwloc.h>
 #include <inttypes.h>
 #include <sched.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -28,29 +27,6 @@
 #define NOFILE_NEEDED    256u
 #define NOFILE_GOOD      1024u
 #define MEMORY_LOW_BYTES (1ull << 30)
-
-static void found(struct ctl_finding *finding, enum ctl_verdict verdict, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
-
-static void found(struct ctl_finding *finding, enum ctl_verdict verdict, const char *format, ...)
-{
-    va_list args;
-    va_start(args, format);
-    finding->verdict = verdict;
-    vsnprintf(finding->value, sizeof finding->value, format, args);
-    va_end(args);
-}
-
-static void next(struct ctl_finding *finding, const char *format, ...)
-    __attribute__((format(printf, 2, 3)));
-
-static void next(struct ctl_finding *finding, const char *format, ...)
-{
-    va_list args;
-    va_start(args, format);
-    vsnprintf(finding->next, sizeof finding->next, format, args);
-    va_end(args);
-}
 
 /* The first line of a small file, without the newline; false if it cannot be read. */
 static bool read_line(const char *path, char *text_p, size_t size)
@@ -70,7 +46,7 @@ static void check_kernel(const struct ctl *ctl, struct ctl_finding *finding)
     struct utsname name;
     (void)ctl;
     if (uname(&name) == 0)
-        found(finding, CTL_CHECK_OK, "%s %s %s", name.sysname, name.release, name.machine);
+        ctl_found(finding, CTL_CHECK_OK, "%s %s %s", name.sysname, name.release, name.machine);
 }
 
 static void check_memfd(const struct ctl *ctl, struct ctl_finding *finding)
@@ -80,11 +56,12 @@ static void check_memfd(const struct ctl *ctl, struct ctl_finding *finding)
     const int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
     if (fd >= 0 && fallocate(fd, 0, 0, 4096) == 0 && fcntl(fd, F_ADD_SEALS, seals) == 0 &&
         fcntl(fd, F_GET_SEALS) == seals && ftruncate(fd, 0) != 0) {
-        found(finding, CTL_CHECK_OK, "works");
+        ctl_found(finding, CTL_CHECK_OK, "works");
     } else {
-        found(finding, CTL_CHECK_PROBLEM, "fails: %s", strerror(errno));
-        next(finding, "hvdd needs memfd_create with sealing: Linux 3.17 or newer, and a container "
-                      "profile (seccomp) that allows it");
+        ctl_found(finding, CTL_CHECK_PROBLEM, "fails: %s", strerror(errno));
+        ctl_next(finding,
+                 "hvdd needs memfd_create with sealing: Linux 3.17 or newer, and a container "
+                 "profile (seccomp) that allows it");
     }
     if (fd >= 0)
         close(fd);
@@ -95,13 +72,13 @@ static void check_pidfd(const struct ctl *ctl, struct ctl_finding *finding)
     (void)ctl;
     const int fd = hvi_pidfd_open(getpid());
     if (fd >= 0) {
-        found(finding, CTL_CHECK_OK, "works");
+        ctl_found(finding, CTL_CHECK_OK, "works");
         close(fd);
         return;
     }
-    found(finding, CTL_CHECK_PROBLEM, "pidfd_open fails: %s", strerror(errno));
-    next(finding, "hvdd watches trainers by pidfd: Linux 5.3 or newer, and a container profile "
-                  "(seccomp) that allows pidfd_open");
+    ctl_found(finding, CTL_CHECK_PROBLEM, "pidfd_open fails: %s", strerror(errno));
+    ctl_next(finding, "hvdd watches trainers by pidfd: Linux 5.3 or newer, and a container profile "
+                      "(seccomp) that allows pidfd_open");
 }
 
 static void check_nofile(const struct ctl *ctl, struct ctl_finding *finding)
@@ -114,13 +91,13 @@ static void check_nofile(const struct ctl *ctl, struct ctl_finding *finding)
                                      : soft < NOFILE_GOOD ? CTL_CHECK_NOTE
                                                           : CTL_CHECK_OK;
     if (limit.rlim_max == RLIM_INFINITY)
-        found(finding, verdict, "%" PRIu64 " open files (no hard limit)", soft);
+        ctl_found(finding, verdict, "%" PRIu64 " open files (no hard limit)", soft);
     else
-        found(finding, verdict, "%" PRIu64 " open files (hard limit %" PRIu64 ")", soft,
-              (uint64_t)limit.rlim_max);
+        ctl_found(finding, verdict, "%" PRIu64 " open files (hard limit %" PRIu64 ")", soft,
+                  (uint64_t)limit.rlim_max);
     if (verdict != CTL_CHECK_OK)
-        next(finding, "ulimit -n 4096, or LimitNOFILE= in the unit: each rank takes a few "
-                      "descriptors, and one for each piece of shared memory");
+        ctl_next(finding, "ulimit -n 4096, or LimitNOFILE= in the unit: each rank takes a few "
+                          "descriptors, and one for each piece of shared memory");
 }
 
 static void check_memlock(const struct ctl *ctl, struct ctl_finding *finding)
@@ -130,11 +107,11 @@ static void check_memlock(const struct ctl *ctl, struct ctl_finding *finding)
     (void)ctl;
     getrlimit(RLIMIT_MEMLOCK, &limit);
     if (limit.rlim_cur == RLIM_INFINITY) {
-        found(finding, CTL_CHECK_OK, "unlimited");
+        ctl_found(finding, CTL_CHECK_OK, "unlimited");
         return;
     }
     text_bytes(limit.rlim_cur, text, sizeof text);
-    found(finding, CTL_CHECK_OK, "%s; enough, host memory is not locked", text);
+    ctl_found(finding, CTL_CHECK_OK, "%s; enough, host memory is not locked", text);
 }
 
 static void check_dev_shm(const struct ctl *ctl, struct ctl_finding *finding)
@@ -143,12 +120,12 @@ static void check_dev_shm(const struct ctl *ctl, struct ctl_finding *finding)
     char text[32];
     (void)ctl;
     if (statvfs("/dev/shm", &fs) != 0) {
-        found(finding, CTL_CHECK_OK, "absent; not used, hvdd's shared memory is memfd");
+        ctl_found(finding, CTL_CHECK_OK, "absent; not used, hvdd's shared memory is memfd");
         return;
     }
     text_bytes((uint64_t)fs.f_blocks * fs.f_frsize, text, sizeof text);
-    found(finding, CTL_CHECK_OK, "%s; its size does not matter, hvdd's shared memory is memfd",
-          text);
+    ctl_found(finding, CTL_CHECK_OK, "%s; its size does not matter, hvdd's shared memory is memfd",
+              text);
 }
 
 /* What a process of this user that is not our ancestor gets when it reads our memory, as an engine
@@ -179,14 +156,15 @@ static void check_ptrace(const struct ctl *ctl, struct ctl_finding *finding)
     const int error = try_foreign_read();
     const bool yama = read_line("/proc/sys/kernel/yama/ptrace_scope", scope, sizeof scope);
     if (error == 0) {
-        found(finding, CTL_CHECK_OK, "allowed: large ordinary memory can be reduced where it is");
+        ctl_found(finding, CTL_CHECK_OK,
+                  "allowed: large ordinary memory can be reduced where it is");
         return;
     }
-    found(finding, CTL_CHECK_NOTE, "%s%s%s: ordinary memory is always staged", strerror(error),
-          yama ? ", kernel.yama.ptrace_scope is " : "", yama ? scope : "");
-    next(finding,
-         "sysctl kernel.yama.ptrace_scope=0, and a container profile (seccomp) that allows "
-         "process_vm_readv; or hvd_alloc and hvd_adopt, which need neither");
+    ctl_found(finding, CTL_CHECK_NOTE, "%s%s%s: ordinary memory is always staged", strerror(error),
+              yama ? ", kernel.yama.ptrace_scope is " : "", yama ? scope : "");
+    ctl_next(finding,
+             "sysctl kernel.yama.ptrace_scope=0, and a container profile (seccomp) that allows "
+             "process_vm_readv; or hvd_alloc and hvd_adopt, which need neither");
 }
 
 /* The options of /proc as it is mounted here. */
@@ -215,13 +193,14 @@ static void check_proc(const struct ctl *ctl, struct ctl_finding *finding)
         find_proc_options(options, sizeof options) ? strstr(options, "hidepid=") : NULL;
     if (hidden == NULL || strncmp(hidden, "hidepid=0", 9) == 0 ||
         strncmp(hidden, "hidepid=off", 11) == 0) {
-        found(finding, CTL_CHECK_OK, "processes of others can be looked at");
+        ctl_found(finding, CTL_CHECK_OK, "processes of others can be looked at");
         return;
     }
-    found(finding, CTL_CHECK_NOTE, "%.*s hides processes of other users",
-          (int)strcspn(hidden, ", \n"), hidden);
-    next(finding, "nothing breaks: an hvdd for several users cannot say what a rank that others "
-                  "wait for is doing, nor how it ended");
+    ctl_found(finding, CTL_CHECK_NOTE, "%.*s hides processes of other users",
+              (int)strcspn(hidden, ", \n"), hidden);
+    ctl_next(finding,
+             "nothing breaks: an hvdd for several users cannot say what a rank that others "
+             "wait for is doing, nor how it ended");
 }
 
 static int count_objects(hwloc_topology_t topology, hwloc_obj_type_t type)
@@ -238,20 +217,20 @@ static void check_cores(const struct ctl *ctl, struct ctl_finding *finding)
     const int usable =
         sched_getaffinity(0, sizeof allowed, &allowed) == 0 ? CPU_COUNT(&allowed) : 1;
     if (hwloc_topology_init(&topology) != 0) {
-        found(finding, CTL_CHECK_NOTE, "%d usable (hwloc fails)", usable);
+        ctl_found(finding, CTL_CHECK_NOTE, "%d usable (hwloc fails)", usable);
         return;
     }
     if (hwloc_topology_load(topology) == 0)
-        found(finding, usable > 1 ? CTL_CHECK_OK : CTL_CHECK_NOTE,
-              "%d usable; %d hardware threads, %d cores, %d packages, %d NUMA nodes", usable,
-              count_objects(topology, HWLOC_OBJ_PU), count_objects(topology, HWLOC_OBJ_CORE),
-              count_objects(topology, HWLOC_OBJ_PACKAGE),
-              count_objects(topology, HWLOC_OBJ_NUMANODE));
+        ctl_found(finding, usable > 1 ? CTL_CHECK_OK : CTL_CHECK_NOTE,
+                  "%d usable; %d hardware threads, %d cores, %d packages, %d NUMA nodes", usable,
+                  count_objects(topology, HWLOC_OBJ_PU), count_objects(topology, HWLOC_OBJ_CORE),
+                  count_objects(topology, HWLOC_OBJ_PACKAGE),
+                  count_objects(topology, HWLOC_OBJ_NUMANODE));
     else
-        found(finding, CTL_CHECK_NOTE, "%d usable (hwloc cannot read the topology)", usable);
+        ctl_found(finding, CTL_CHECK_NOTE, "%d usable (hwloc cannot read the topology)", usable);
     hwloc_topology_destroy(topology);
     if (usable == 1)
-        next(finding, "with one core every rank waits for its turn: latencies will be long");
+        ctl_next(finding, "with one core every rank waits for its turn: latencies will be long");
 }
 
 /* A line of /proc/meminfo in bytes, 0 if there is none. */
@@ -281,18 +260,18 @@ static void check_memory(const struct ctl *ctl, struct ctl_finding *finding)
     const uint64_t left = hvi_memory_available("");
     text_bytes(meminfo("MemTotal"), total, sizeof total);
     text_bytes(left, available, sizeof available);
-    found(finding, left < MEMORY_LOW_BYTES ? CTL_CHECK_NOTE : CTL_CHECK_OK, "%s, %s available",
-          total, available);
+    ctl_found(finding, left < MEMORY_LOW_BYTES ? CTL_CHECK_NOTE : CTL_CHECK_OK, "%s, %s available",
+              total, available);
     if (left < MEMORY_LOW_BYTES)
-        next(finding, "little is left for shared memory; tensors will fail with NO_MEMORY");
+        ctl_next(finding, "little is left for shared memory; tensors will fail with NO_MEMORY");
     if (read_line("/sys/fs/cgroup/memory.max", limit, sizeof limit) && strcmp(limit, "max") != 0) {
         text_bytes(strtoull(limit, NULL, 10), total, sizeof total);
-        next(finding, "this container is limited to %s; shared memory counts toward it", total);
+        ctl_next(finding, "this container is limited to %s; shared memory counts toward it", total);
     }
     if (read_line("/proc/sys/vm/overcommit_memory", limit, sizeof limit) && limit[0] == '2')
-        next(finding,
-             "vm.overcommit_memory is 2: pages of shared memory that are not there yet may be "
-             "refused later; tensors then fail with NO_MEMORY");
+        ctl_next(finding,
+                 "vm.overcommit_memory is 2: pages of shared memory that are not there yet may be "
+                 "refused later; tensors then fail with NO_MEMORY");
 }
 
 /* Whether the kernel makes a huge page of a memfd that has one page, as hvd_alloc has it do. */
@@ -321,24 +300,25 @@ static void check_huge_pages(const struct ctl *ctl, struct ctl_finding *finding)
     char chosen[32] = "?";
     (void)ctl;
     if (!read_line(path, text, sizeof text)) {
-        found(finding, CTL_CHECK_NOTE, "not in this kernel");
+        ctl_found(finding, CTL_CHECK_NOTE, "not in this kernel");
         return;
     }
     const char *open = strchr(text, '[');
     if (open != NULL)
         snprintf(chosen, sizeof chosen, "%.*s", (int)strcspn(open + 1, "]"), open + 1);
     if (memfds_get_huge_pages()) {
-        found(finding, CTL_CHECK_OK, "in use for tensors from 2 MiB on (shmem_enabled: %s)",
-              chosen);
+        ctl_found(finding, CTL_CHECK_OK, "in use for tensors from 2 MiB on (shmem_enabled: %s)",
+                  chosen);
         return;
     }
     const bool off = strcmp(chosen, "never") == 0 || strcmp(chosen, "deny") == 0;
-    found(finding, off ? CTL_CHECK_NOTE : CTL_CHECK_OK, "%s", chosen);
+    ctl_found(finding, off ? CTL_CHECK_NOTE : CTL_CHECK_OK, "%s", chosen);
     if (off)
-        next(finding,
-             "optional: echo within_size > %s (as root) makes large tensors faster; Linux 6.1 or "
-             "later needs no setting",
-             path);
+        ctl_next(
+            finding,
+            "optional: echo within_size > %s (as root) makes large tensors faster; Linux 6.1 or "
+            "later needs no setting",
+            path);
 }
 
 /* Opens a library and asks its `get_version(int *)`. */
@@ -361,10 +341,10 @@ static void check_cuda(const struct ctl *ctl, struct ctl_finding *finding)
     int version;
     (void)ctl;
     if (library_version("libcuda.so.1", "cuDriverGetVersion", &version))
-        found(finding, CTL_CHECK_OK, "driver for CUDA %d.%d; not used yet", version / 1000,
-              version % 1000 / 10);
+        ctl_found(finding, CTL_CHECK_OK, "driver for CUDA %d.%d; not used yet", version / 1000,
+                  version % 1000 / 10);
     else
-        found(finding, CTL_CHECK_OK, "none; not needed, this version works in host memory");
+        ctl_found(finding, CTL_CHECK_OK, "none; not needed, this version works in host memory");
 }
 
 static void check_nccl(const struct ctl *ctl, struct ctl_finding *finding)
@@ -372,21 +352,21 @@ static void check_nccl(const struct ctl *ctl, struct ctl_finding *finding)
     int version;
     (void)ctl;
     if (library_version("libnccl.so.2", "ncclGetVersion", &version))
-        found(finding, CTL_CHECK_OK, "%d.%d.%d; not used yet", version / 10000,
-              version % 10000 / 100, version % 100);
+        ctl_found(finding, CTL_CHECK_OK, "%d.%d.%d; not used yet", version / 10000,
+                  version % 10000 / 100, version % 100);
     else
-        found(finding, CTL_CHECK_OK, "none; not needed, this version works in host memory");
+        ctl_found(finding, CTL_CHECK_OK, "none; not needed, this version works in host memory");
 }
 
 static void check_systemd(const struct ctl *ctl, struct ctl_finding *finding)
 {
     (void)ctl;
     if (access("/run/systemd/system", F_OK) == 0) {
-        found(finding, CTL_CHECK_OK, "present");
+        ctl_found(finding, CTL_CHECK_OK, "present");
         return;
     }
-    found(finding, CTL_CHECK_NOTE, "not running here");
-    next(finding, "nothing restarts hvdd if it dies; hvdrun starts a private one by itself");
+    ctl_found(finding, CTL_CHECK_NOTE, "not running here");
+    ctl_next(finding, "nothing restarts hvdd if it dies; hvdrun starts a private one by itself");
 }
 
 /* A directory that must be ours and closed to others, if it exists. False after a problem was
@@ -397,15 +377,16 @@ static bool check_own_dir(const char *path, bool must_exist, struct ctl_finding 
     if (lstat(path, &st) != 0) {
         if (!must_exist && errno == ENOENT)
             return true;
-        found(finding, CTL_CHECK_PROBLEM, "%s: %s", path, strerror(errno));
-        next(finding, "create it (mode 0700), or unset XDG_RUNTIME_DIR");
+        ctl_found(finding, CTL_CHECK_PROBLEM, "%s: %s", path, strerror(errno));
+        ctl_next(finding, "create it (mode 0700), or unset XDG_RUNTIME_DIR");
         return false;
     }
     if (S_ISDIR(st.st_mode) && st.st_uid == geteuid() && (st.st_mode & 077) == 0)
         return true;
-    found(finding, CTL_CHECK_PROBLEM, "%s: owner %u, mode %04o; must be owner %u, mode 0700", path,
-          (unsigned)st.st_uid, (unsigned)(st.st_mode & 07777), (unsigned)geteuid());
-    next(finding, "chmod 0700 %s; if it is not yours, unset XDG_RUNTIME_DIR or remove it", path);
+    ctl_found(finding, CTL_CHECK_PROBLEM, "%s: owner %u, mode %04o; must be owner %u, mode 0700",
+              path, (unsigned)st.st_uid, (unsigned)(st.st_mode & 07777), (unsigned)geteuid());
+    ctl_next(finding, "chmod 0700 %s; if it is not yours, unset XDG_RUNTIME_DIR or remove it",
+             path);
     return false;
 }
 
@@ -421,11 +402,12 @@ static void check_runtime_dir(const struct ctl *ctl, struct ctl_finding *finding
     if (!check_own_dir(fallback, false, finding))
         return;
     if (access("/tmp", W_OK) != 0) {
-        found(finding, CTL_CHECK_PROBLEM, "/tmp is not writable: %s", strerror(errno));
-        next(finding, "private daemons live in $XDG_RUNTIME_DIR or /tmp: make one of them usable");
+        ctl_found(finding, CTL_CHECK_PROBLEM, "/tmp is not writable: %s", strerror(errno));
+        ctl_next(finding,
+                 "private daemons live in $XDG_RUNTIME_DIR or /tmp: make one of them usable");
         return;
     }
-    found(finding, CTL_CHECK_OK, "%s", given ? runtime : "no XDG_RUNTIME_DIR; /tmp will do");
+    ctl_found(finding, CTL_CHECK_OK, "%s", given ? runtime : "no XDG_RUNTIME_DIR; /tmp will do");
 }
 
 static void check_daemon(const struct ctl *ctl, struct ctl_finding *finding)
@@ -433,21 +415,21 @@ static void check_daemon(const struct ctl *ctl, struct ctl_finding *finding)
     struct hvd_admin_answer *reply;
     char why[512];
     if (!ctl_ask_daemon(ctl, &reply, why, sizeof why)) {
-        found(finding, CTL_CHECK_NOTE, "none: %.200s", why);
-        next(finding,
-             "start one (hvdd, or systemctl start hvdd), or let hvdrun start a private one");
+        ctl_found(finding, CTL_CHECK_NOTE, "none: %.200s", why);
+        ctl_next(finding,
+                 "start one (hvdd, or systemctl start hvdd), or let hvdrun start a private one");
         return;
     }
     if (reply == NULL || reply->daemon == NULL) {
-        found(finding, CTL_CHECK_PROBLEM, "answers with an error: %.200s", why);
-        next(finding, "install the same version of hvdd and hvdctl (%s)", HVD_VERSION_TEXT);
+        ctl_found(finding, CTL_CHECK_PROBLEM, "answers with an error: %.200s", why);
+        ctl_next(finding, "install the same version of hvdd and hvdctl (%s)", HVD_VERSION_TEXT);
     } else if (strcmp(reply->daemon->version, HVD_VERSION_TEXT) != 0) {
-        found(finding, CTL_CHECK_NOTE, "%s, pid %d; hvdctl is %s", reply->daemon->version,
-              (int)reply->daemon->pid, HVD_VERSION_TEXT);
-        next(finding, "restart hvdd after an upgrade; running jobs go on");
+        ctl_found(finding, CTL_CHECK_NOTE, "%s, pid %d; hvdctl is %s", reply->daemon->version,
+                  (int)reply->daemon->pid, HVD_VERSION_TEXT);
+        ctl_next(finding, "restart hvdd after an upgrade; running jobs go on");
     } else {
-        found(finding, CTL_CHECK_OK, "%s, pid %d, in %s", reply->daemon->version,
-              (int)reply->daemon->pid, reply->daemon->runtime_dir);
+        ctl_found(finding, CTL_CHECK_OK, "%s, pid %d, in %s", reply->daemon->version,
+                  (int)reply->daemon->pid, reply->daemon->runtime_dir);
     }
     hvd_admin_answer_free(reply);
 }

@@ -23,13 +23,18 @@ struct ctl {
     uint32_t last;        /* --last */
     uint64_t interval_ns; /* top */
     bool once, mark_cycles;
-    FILE *out; /* where tables and JSON go */
+    const char *peer; /* doctor: HOST[:PORT], or NULL */
+    bool peer_server; /* doctor */
+    FILE *out;        /* where tables and JSON go */
 };
 
 /* Prints "hvdctl: <sentence>" to stderr, with --json also {"error": {...}} to ctl->out. `status` is
  * an enum hvi_status. */
 void ctl_complain(const struct ctl *ctl, int status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
+
+/* What has been done: the sentence, with --json a document. */
+void ctl_done(const struct ctl *ctl, const char *text);
 
 /* ctl_show_*: one reply as tables for people. `now` values and names come from the reply alone,
  * except user names. */
@@ -107,8 +112,11 @@ int ctl_top(const struct ctl *ctl, char **args, int count);
 /* `hvdctl key new PREFIX`. */
 int ctl_key_new(const struct ctl *ctl, char **args, int count);
 
-/* Looks at this machine. CTL_OK, or CTL_REFUSED when something would keep hvdd from working. */
+/* Looks at this machine; with ctl->peer at its network and the way there. CTL_OK, or CTL_REFUSED when
+ * something would keep hvdd from working. */
 int ctl_doctor(const struct ctl *ctl);
+/* `hvdctl doctor --peer-server`: answers one `doctor --peer` that has the key that this prints. */
+int ctl_peer_serve(const struct ctl *ctl);
 
 /* Asks the daemon for its status for doctor and version: false when there is none (why_p says it).
  * *reply_p without a .daemon, or NULL: it answers with an error, which why_p says. */

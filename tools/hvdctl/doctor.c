@@ -1,14 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tools/hvdctl/doctor.h"
 
-#include "tools/common/text.h"
 #include "tools/hvdctl/table.h"
 
 #include <cjson/cJSON.h>
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define CHECKS_MAX 32
+void ctl_found(struct ctl_finding *finding, enum ctl_verdict verdict, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    finding->verdict = verdict;
+    vsnprintf(finding->value, sizeof finding->value, format, args);
+    va_end(args);
+}
+
+void ctl_next(struct ctl_finding *finding, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    vsnprintf(finding->next, sizeof finding->next, format, args);
+    va_end(args);
+}
 
 static const char *verdict_text(enum ctl_verdict verdict)
 {
@@ -36,6 +51,9 @@ static void print_json(const struct ctl *ctl, const struct ctl_check *checks,
         cJSON_AddStringToObject(object, "result", verdict_text(findings[i].verdict));
         cJSON_AddStringToObject(object, "value", findings[i].value);
         cJSON_AddStringToObject(object, "next", findings[i].next);
+        for (const struct ctl_figure *figure = findings[i].figures;
+             figure < findings[i].figures + 2 && figure->name != NULL; figure++)
+            cJSON_AddNumberToObject(object, figure->name, (double)figure->value);
     }
     cJSON_AddNumberToObject(document, "problems", (double)count_problems(findings, count));
     char *text = cJSON_Print(document);
@@ -62,30 +80,35 @@ static void print_table(const struct ctl *ctl, const struct ctl_check *checks,
     }
     ctl_table_print(table, ctl->out, ctl->colours);
     ctl_table_free(table);
-    char summary[64];
     const size_t problems = count_problems(findings, count);
-    text_plural(problems, "problem", summary, sizeof summary);
-    fprintf(ctl->out, "\n%s\n", problems == 0 ? "no problem found" : summary);
+    if (problems == 0)
+        fprintf(ctl->out, "\nno problem found\n");
+    else
+        fprintf(ctl->out, "\n%zu problem%s\n", problems, problems == 1 ? "" : "s");
 }
 
-void ctl_doctor_print(const struct ctl *ctl, const struct ctl_check *checks,
-                      const struct ctl_finding *findings, size_t count)
+static size_t look_at(const struct ctl *ctl, const struct ctl_check *list,
+                      struct ctl_check *checks_p, struct ctl_finding *findings_p, size_t room)
 {
-    if (ctl->json)
-        print_json(ctl, checks, findings, count);
-    else
-        print_table(ctl, checks, findings, count);
+    size_t count = 0;
+    for (; list[count].name != NULL && count < room; count++) {
+        checks_p[count] = list[count];
+        list[count].look(ctl, &findings_p[count]);
+    }
+    return count;
 }
 
 int ctl_doctor(const struct ctl *ctl)
 {
-    static struct ctl_finding findings[CHECKS_MAX];
+    static struct ctl_check checks[CTL_CHECKS_MAX];
+    static struct ctl_finding findings[CTL_CHECKS_MAX];
     size_t count = 0;
-    while (ctl_checks[count].name != NULL && count < CHECKS_MAX) {
-        memset(&findings[count], 0, sizeof findings[count]);
-        ctl_checks[count].look(ctl, &findings[count]);
-        count++;
-    }
-    ctl_doctor_print(ctl, ctl_checks, findings, count);
+    if (ctl->peer == NULL)
+        count = look_at(ctl, ctl_checks, checks, findings, CTL_CHECKS_MAX);
+    count +=
+        look_at(ctl, ctl_network_checks, checks + count, findings + count, CTL_CHECKS_MAX - count);
+    if (ctl->peer != NULL)
+        count += ctl_peer_look(ctl, checks + count, findings + count, CTL_CHECKS_MAX - count);
+    (ctl->json ? print_json : print_table)(ctl, checks, findings, count);
     return count_problems(findings, count) == 0 ? CTL_OK : CTL_REFUSED;
 }

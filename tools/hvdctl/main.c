@@ -39,6 +39,16 @@ void ctl_complain(const struct ctl *ctl, int status, const char *format, ...)
         ctl_json_error(ctl, status, raw);
 }
 
+void ctl_done(const struct ctl *ctl, const char *text)
+{
+    char safe[HVI_TEXT_MAX + 1];
+    text_safe(text, safe, sizeof safe);
+    if (ctl->json)
+        ctl_json_done(ctl, safe);
+    else
+        fprintf(ctl->out, "%s\n", safe);
+}
+
 /* ---- asking the daemon ---- */
 
 static int no_daemon(const struct ctl *ctl, const struct hvd_admin_place *place)
@@ -289,13 +299,8 @@ static int run_job_stop(const struct ctl *ctl, char **args, int count)
     if (code != CTL_OK)
         return code;
     char text[HVI_TEXT_MAX + 1];
-    char safe[HVI_TEXT_MAX + 1];
     snprintf(text, sizeof text, "job %s is being stopped", args[0]);
-    text_safe(reply->text[0] != '\0' ? reply->text : text, safe, sizeof safe);
-    if (ctl->json)
-        ctl_json_done(ctl, safe);
-    else
-        fprintf(ctl->out, "%s\n", safe);
+    ctl_done(ctl, reply->text[0] != '\0' ? reply->text : text);
     hvd_admin_answer_free(reply);
     return CTL_OK;
 }
@@ -303,7 +308,7 @@ static int run_job_stop(const struct ctl *ctl, char **args, int count)
 static int run_doctor(const struct ctl *ctl, char **args, int count)
 {
     (void)args, (void)count;
-    return ctl_doctor(ctl);
+    return ctl->peer_server ? ctl_peer_serve(ctl) : ctl_doctor(ctl);
 }
 
 static int run_version(const struct ctl *ctl, char **args, int count)
@@ -346,7 +351,7 @@ static const struct command commands[] = {
     {"key", "new", "PREFIX", 1, 1, ctl_key_new,
      "make PREFIX.server and PREFIX.client, keys for jobs on several nodes"},
     {"doctor", NULL, "", 0, 0, run_doctor,
-     "what this machine allows, and what to do about the rest"},
+     "what this machine allows, and what to do about the rest (--peer HOST)"},
     {"version", NULL, "", 0, 0, run_version, "versions of hvdctl and of the running hvdd"},
     {"help", NULL, "[COMMAND]", 0, 2, run_help, "this text"},
 };
@@ -367,6 +372,9 @@ static const char options_text[] =
     "  --interval S    top: seconds between two looks (1)\n"
     "  --mark-cycles   timeline: also every pass of the engine that found work\n"
     "  --once          top: one table, over one interval; --json implies it\n"
+    "  --peer HOST[:PORT]  doctor: the way to another machine\n"
+    "  --peer-server   doctor: measures with a doctor --peer of another machine, which\n"
+    "                  is given the key that this one prints\n"
     "\nExit status: 0 ok, 1 refused or a problem found, 2 usage, 3 no daemon.\n";
 
 static void print_command(FILE *out, const struct command *row)
@@ -404,7 +412,8 @@ static const struct option long_options[] = {
     {"min-age", required_argument, NULL, 'm'},  {"reason", required_argument, NULL, 'r'},
     {"rank", required_argument, NULL, 'R'},     {"last", required_argument, NULL, 'l'},
     {"interval", required_argument, NULL, 'i'}, {"once", no_argument, NULL, 'o'},
-    {"mark-cycles", no_argument, NULL, 'c'},    {"help", no_argument, NULL, 'h'},
+    {"mark-cycles", no_argument, NULL, 'c'},    {"peer", required_argument, NULL, 'p'},
+    {"peer-server", no_argument, NULL, 'P'},    {"help", no_argument, NULL, 'h'},
     {"version", no_argument, NULL, 'v'},        {NULL, 0, NULL, 0},
 };
 
@@ -467,6 +476,12 @@ static int take_special(struct ctl *ctl, int letter)
         return CTL_OK;
     case 'c':
         ctl->mark_cycles = true;
+        return CTL_OK;
+    case 'p':
+        ctl->peer = optarg;
+        return CTL_OK;
+    case 'P':
+        ctl->peer_server = true;
         return CTL_OK;
     default:
         return CTL_USAGE; /* getopt has said why */

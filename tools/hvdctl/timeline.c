@@ -6,7 +6,6 @@
 #include "base/status.h"
 #include "base/utf8.h"
 #include "proto/packet.h"
-#include "tools/common/text.h"
 #include "tools/hvdctl/ctl.h"
 
 #include <errno.h>
@@ -121,15 +120,10 @@ static int ask_hvdd(const struct ctl *ctl, const struct hvi_packet_msg *msg, int
 
 static int done(const struct ctl *ctl, const char *job, const char *what, const char *path)
 {
-    char raw[1024];
-    char safe[1024];
-    snprintf(raw, sizeof raw, "the timeline of job %s %s%s%.600s", job, what,
+    char text[1024];
+    snprintf(text, sizeof text, "the timeline of job %s %s%s%.600s", job, what,
              path[0] != '\0' ? " in " : "", path);
-    text_safe(raw, safe, sizeof safe);
-    if (ctl->json)
-        ctl_json_done(ctl, safe);
-    else
-        fprintf(ctl->out, "%s\n", safe);
+    ctl_done(ctl, text);
     return CTL_OK;
 }
 

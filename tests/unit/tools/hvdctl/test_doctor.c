@@ -6,7 +6,10 @@
 #include "tests/unit/hvt_process.h"
 #include "tests/unit/tools/hvdctl/hvt_program.h"
 
+#include <netinet/in.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 static const char *const checks[] = {
     "kernel",        "cores",       "memory",
@@ -14,7 +17,8 @@ static const char *const checks[] = {
     "locked memory", "/dev/shm",    "huge pages (shmem)",
     "ptrace scope",  "/proc",       "runtime directory",
     "systemd",       "CUDA driver", "NCCL",
-    "hvdd",
+    "hvdd",          "host name",   "interface",
+    "MTU",           "ports",       "socket buffers",
 };
 #define CHECKS (sizeof checks / sizeof checks[0])
 
@@ -155,6 +159,49 @@ START_TEST(locked_memory_is_told_and_never_a_problem)
 }
 END_TEST
 
+static const struct {
+    const char *range, *result, *value, *next;
+} ranges[] = {
+    {"40731-40734", "ok", "4 of 4 from 40731 to 40734 are free", ""},
+    {"40731-40731", "note", "1 of 1 from 40731 to 40731 are free", "one more on the first"},
+    {"40735-40735", "problem", "0 of 1 from 40735 to 40735 are free: Address already in use",
+     "HVD_PORT_RANGE=20000-20063"},
+    {"9600", "problem", "HVD_PORT_RANGE=9600 is no range of ports", "write it as 9600-9631"},
+    {"9631-9600", "problem", "is no range of ports", "write it as 9600-9631"},
+};
+
+START_TEST(the_ports_of_jobs_have_to_be_free)
+{
+    const struct sockaddr_in6 taken = {
+        .sin6_family = AF_INET6, .sin6_port = htons(40735), .sin6_addr = IN6ADDR_ANY_INIT};
+    const int fd = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    ck_assert_int_eq(bind(fd, (const struct sockaddr *)&taken, sizeof taken), 0);
+    ck_assert_int_eq(listen(fd, 1), 0);
+    setenv("HVD_PORT_RANGE", ranges[_i].range, 1);
+    hvt_run("doctor --json");
+    cJSON *document = findings();
+    expect(document, "ports", ranges[_i].result, ranges[_i].value, ranges[_i].next);
+    cJSON_Delete(document);
+    close(fd);
+}
+END_TEST
+
+START_TEST(an_interface_that_is_not_there_is_a_problem)
+{
+    setenv("HVD_INTERFACE", "hvt-none", 1);
+    hvt_run("doctor --json");
+    cJSON *document = findings();
+    expect(document, "interface", "problem", "HVD_INTERFACE=hvt-none names no interface",
+           "`ip address` lists");
+    cJSON_Delete(document);
+    setenv("HVD_INTERFACE", "lo", 1);
+    hvt_run("doctor --json");
+    document = findings();
+    expect(document, "interface", "ok", "lo, 127.0.0.1: by HVD_INTERFACE=lo", "");
+    cJSON_Delete(document);
+}
+END_TEST
+
 START_TEST(a_hvdd_of_this_version_is_fine_and_another_version_a_note)
 {
     const struct hvt_line same[] = {{
@@ -224,6 +271,9 @@ int main(void)
     tcase_add_test(tests, a_runtime_directory_must_be_there_and_closed_to_others);
     tcase_add_loop_test(tests, few_open_files_are_a_note_or_a_problem, 0, 3);
     tcase_add_test(tests, locked_memory_is_told_and_never_a_problem);
+    tcase_add_loop_test(tests, the_ports_of_jobs_have_to_be_free, 0,
+                        sizeof ranges / sizeof ranges[0]);
+    tcase_add_test(tests, an_interface_that_is_not_there_is_a_problem);
     tcase_add_test(tests, a_hvdd_of_this_version_is_fine_and_another_version_a_note);
     tcase_add_test(tests, a_hvdd_that_answers_with_an_error_is_a_problem);
     tcase_add_test(tests, a_hvdd_that_is_not_there_or_says_nothing_of_use_is_a_note);
