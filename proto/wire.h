@@ -263,7 +263,7 @@ struct hvi_engine_start {
     uint64_t linger_ns, silence_ns;
     int32_t seats; /* 0: size */
     uint32_t port_first, port_last, net_lanes;
-    bool gpu;
+    bool gpu, encrypt;
 };
 struct hvi_engine_adopt {
     uint64_t session;
@@ -328,6 +328,7 @@ struct hvi_engine_node {
     int32_t *ranks; /* allocated; by seat */
     size_t rank_count;
     uint32_t port, wire_oldest, wire_newest, lanes;
+    bool encrypt;
 };
 struct hvi_node_row {
     char name[HVI_WIRE_NODE_NAME];

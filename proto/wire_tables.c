@@ -310,6 +310,7 @@ static const struct wire_field engine_start_fields[] = {
     NUMBER(75, hvi_engine_start, port_last, 0, UINT16_MAX),
     NUMBER(76, hvi_engine_start, net_lanes, 0, HVI_WIRE_LANES_MAX),
     FLAG(77, hvi_engine_start, gpu),
+    FLAG(78, hvi_engine_start, encrypt),
 };
 static const struct wire_table engine_start = TABLE(engine_start, engine_start_fields, 0);
 
@@ -396,6 +397,7 @@ static const struct wire_field engine_node_fields[] = {
     U32(4, hvi_engine_node, wire_oldest),
     U32(5, hvi_engine_node, wire_newest),
     NUMBER(66, hvi_engine_node, lanes, 0, HVI_WIRE_LANES_MAX),
+    FLAG(67, hvi_engine_node, encrypt),
 };
 static const struct wire_table engine_node = TABLE(engine_node, engine_node_fields, 0);
 

@@ -12,7 +12,7 @@ cd "$(dirname "$0")/.."
 
 place=$PWD/build-booted
 root=$place/root
-packages=systemd,procps,libzmq5,libprotobuf-c1,libsodium23,libinih1,libyaml-0-2,libcjson1,libhwloc15
+packages=systemd,procps,libzmq5,libprotobuf-c1,libsodium23,libssl3,libinih1,libyaml-0-2,libcjson1,libhwloc15
 isolated=(unshare --mount --pid --uts --ipc --fork --kill-child --mount-proc --propagation private)
 
 # What would wait for hardware, reach the kernel of this machine, or begin later of its own accord.

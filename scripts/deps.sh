@@ -15,7 +15,7 @@
 set -euo pipefail
 
 build_packages='gcc libc6-dev cmake ninja-build pkg-config|pkgconf
-libzmq3-dev libprotobuf-c-dev protobuf-c-compiler libsystemd-dev libsodium-dev
+libzmq3-dev libprotobuf-c-dev protobuf-c-compiler libsystemd-dev libsodium-dev libssl-dev
 uthash-dev libcjson-dev libinih-dev libyaml-dev libhwloc-dev scdoc'
 
 test_packages='check libsubunit-dev python3 python3-pytest python3-venv openmpi-bin slurm-wlm munge g++ make

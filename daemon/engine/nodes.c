@@ -312,7 +312,7 @@ static const struct engine_mesh_way way = {send_to};
 /* ---- connections ---- */
 
 static void connected(void *user, uint32_t node, enum engine_net_purpose purpose, uint32_t lane,
-                      int fd)
+                      int fd, const struct hvi_seal_keys *keys)
 {
     struct engine *engine = user;
     char name[ENGINE_NET_TEXT];
@@ -321,7 +321,7 @@ static void connected(void *user, uint32_t node, enum engine_net_purpose purpose
     if (purpose == ENGINE_NET_CONTROL)
         engine_mesh_link_connected(&engine->nodes.link, node, fd);
     else
-        engine_dispatch_lane(&engine->exec, node, lane, fd, name);
+        engine_dispatch_lane(&engine->exec, node, lane, fd, keys, name);
 }
 
 static void failed(void *user, uint32_t node, enum engine_net_purpose purpose, uint32_t lane,
@@ -402,6 +402,7 @@ static int start_net(struct engine *engine, const struct hvi_engine_roster *rost
                                        .key = roster->key,
                                        .node = roster->node,
                                        .nodes = (uint32_t)roster->node_count,
+                                       .encrypts = engine->start.encrypt,
                                        .calls = &net_calls,
                                        .user = engine};
     struct engine_net_peer *peers = calloc(roster->node_count, sizeof *peers);
@@ -415,6 +416,12 @@ static int start_net(struct engine *engine, const struct hvi_engine_roster *rost
     config.peers = peers;
     int status = engine_net_start(&engine->nodes.net, &config, text_p);
     free(peers);
+    if (status == HVI_OK && config.encrypts)
+        HVI_LOG(
+            HVI_LOG_INFO, "nodes", "encrypted",
+            "data connections to the job's other nodes are encrypted; what GPUs send each other "
+            "by NCCL is not",
+            "job=%s", engine->start.job);
     return status;
 }
 

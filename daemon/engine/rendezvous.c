@@ -215,7 +215,8 @@ void engine_rendezvous_tell(struct engine *engine)
         .port = engine->rendezvous.port,
         .wire_oldest = ENGINE_NODES_WIRE_OLDEST,
         .wire_newest = ENGINE_NODES_WIRE_NEWEST,
-        .lanes = engine->start.net_lanes > 0 ? engine->start.net_lanes : ENGINE_WIRE_LANES};
+        .lanes = engine->start.net_lanes > 0 ? engine->start.net_lanes : ENGINE_WIRE_LANES,
+        .encrypt = engine->start.encrypt};
     int status = engine_link_send(engine, &msg);
     engine->rendezvous.untold = status == HVI_ERR_TIMEOUT;
     if (engine->rendezvous.untold)

@@ -319,6 +319,15 @@ static bool contradict(const struct gate_registration *a, const struct gate_regi
             return true;
         }
     }
+    if (a->engine.encrypt != b->engine.encrypt) {
+        say(sentence, "the nodes of job '%s' disagree about encryption: ", a->job);
+        say_node(sentence, a->engine.encrypt ? a : b);
+        say(sentence, " encrypts data connections, ");
+        say_node(sentence, a->engine.encrypt ? b : a);
+        say(sentence, " does not; give all of them HVD_ENCRYPT=1, or encrypt = yes in hvdd.conf");
+        *status_p = HVI_ERR_REFUSED;
+        return true;
+    }
     if (a->engine.wire_oldest <= b->engine.wire_newest &&
         b->engine.wire_oldest <= a->engine.wire_newest)
         return false;

@@ -66,6 +66,14 @@ static bool parse_lanes(const char *text, uint32_t *lanes_p)
     return true;
 }
 
+static bool parse_switch(const char *text, bool *on_p)
+{
+    if (strcmp(text, "0") != 0 && strcmp(text, "1") != 0)
+        return false;
+    *on_p = text[0] == '1';
+    return true;
+}
+
 static bool parse_seconds(const char *text, uint64_t *ns_p)
 {
     char *end;
@@ -127,6 +135,7 @@ int node_mesh_init(struct node *node)
 {
     const char *ports = option_or(node->config.port_range, "HVD_PORT_RANGE", NULL);
     const char *lanes = option_or("", "HVD_NET_LANES", NULL);
+    const char *encrypt = option_or("", "HVD_ENCRYPT", NULL);
     const char *timeout = option_or("", "HVD_START_TIMEOUT", "HOROVOD_START_TIMEOUT");
     struct node_mesh *mesh = &node->mesh;
     const char *wrong = NULL;
@@ -134,6 +143,7 @@ int node_mesh_init(struct node *node)
     mesh->port_first = PORT_FIRST;
     mesh->port_last = PORT_LAST;
     mesh->net_lanes = 1;
+    mesh->encrypt = false;
     mesh->start_timeout_ns = START_TIMEOUT_NS;
     while (mesh->node == 0)
         if (getrandom(&mesh->node, sizeof(mesh->node), 0) != (ssize_t)sizeof(mesh->node))
@@ -145,6 +155,8 @@ int node_mesh_init(struct node *node)
         wrong = "port-range (HVD_PORT_RANGE) is no range of ports as 9600-9631";
     else if (lanes[0] != '\0' && !parse_lanes(lanes, &mesh->net_lanes))
         wrong = "HVD_NET_LANES is no number from 1 to 8";
+    else if (encrypt[0] != '\0' && !parse_switch(encrypt, &mesh->encrypt))
+        wrong = "HVD_ENCRYPT is neither 0 nor 1";
     else if (node->config.start_timeout != 0)
         mesh->start_timeout_ns = (uint64_t)node->config.start_timeout;
     else if (timeout[0] != '\0' && !parse_seconds(timeout, &mesh->start_timeout_ns))
@@ -161,6 +173,7 @@ void node_mesh_fill_engine(const struct node *node, struct hvi_engine_start *sta
     start_p->port_last = node->mesh.port_last;
     start_p->net_lanes =
         node->config.net_lanes > 0 ? (uint32_t)node->config.net_lanes : node->mesh.net_lanes;
+    start_p->encrypt = node->config.encrypt >= 0 ? node->config.encrypt > 0 : node->mesh.encrypt;
 }
 
 /* ---- the port ---- */

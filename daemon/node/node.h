@@ -141,6 +141,7 @@ struct node_mesh {
     uint32_t port; /* that the gate listens on; 0: none */
     uint32_t port_first, port_last;
     uint32_t net_lanes; /* where the option says none */
+    bool encrypt;       /* likewise */
     uint64_t start_timeout_ns;
     uint64_t registrations;     /* given out: a job's generations begin anew when it is forgotten */
     struct hvi_gate_msg *ended; /* the first rank whose process has ended; NULL: none has */

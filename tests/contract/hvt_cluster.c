@@ -2,6 +2,7 @@
 #include "tests/contract/hvt_cluster.h"
 
 #include "base/clock.h"
+#include "base/seal.h"
 #include "base/status.h"
 #include "base/types.h"
 #include "tests/unit/engine/hvt_reference.h"
@@ -101,6 +102,25 @@ static const char *name_of(uint32_t node)
     return names[node % (sizeof names / sizeof *names)];
 }
 
+/* Of a's end of the lane to b. */
+static struct hvi_seal_keys keys_of(uint32_t a, uint32_t b, uint32_t lane)
+{
+    struct hvi_seal_keys keys;
+
+    memset(&keys, (int)lane, sizeof keys);
+    keys.send[0] = keys.receive[1] = (unsigned char)a;
+    keys.send[1] = keys.receive[0] = (unsigned char)b;
+    return keys;
+}
+
+static void give(struct hvt_cluster *cluster, uint32_t a, uint32_t b, uint32_t lane, int fd)
+{
+    const struct hvi_seal_keys keys = keys_of(a, b, lane);
+
+    engine_wire_backend_lane(cluster->node[a].context, b, lane, fd, cluster->sealed ? &keys : NULL,
+                             name_of(b));
+}
+
 void hvt_cluster_connect(struct hvt_cluster *cluster, uint32_t a, uint32_t b, uint32_t lane)
 {
     int ends[2];
@@ -110,8 +130,8 @@ void hvt_cluster_connect(struct hvt_cluster *cluster, uint32_t a, uint32_t b, ui
     make_ends(cluster, ends);
     cluster->fd[a][b][lane] = dup(ends[0]);
     cluster->fd[b][a][lane] = dup(ends[1]);
-    engine_wire_backend_lane(cluster->node[a].context, b, lane, ends[0], name_of(b));
-    engine_wire_backend_lane(cluster->node[b].context, a, lane, ends[1], name_of(a));
+    give(cluster, a, b, lane, ends[0]);
+    give(cluster, b, a, lane, ends[1]);
 }
 
 int hvt_cluster_pretend(struct hvt_cluster *cluster, uint32_t a, uint32_t b, uint32_t lane)
@@ -119,7 +139,7 @@ int hvt_cluster_pretend(struct hvt_cluster *cluster, uint32_t a, uint32_t b, uin
     int ends[2];
 
     make_ends(cluster, ends);
-    engine_wire_backend_lane(cluster->node[a].context, b, lane, ends[0], name_of(b));
+    give(cluster, a, b, lane, ends[0]);
     ck_assert_int_eq(fcntl(ends[1], F_SETFL, 0), 0);
     return ends[1];
 }

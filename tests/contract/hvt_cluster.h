@@ -16,6 +16,7 @@ struct hvt_cluster {
     const struct engine_backend *backend;
     uint32_t nodes, lanes;
     bool tcp;           /* over loopback; else UNIX sockets */
+    bool sealed;        /* what goes over lanes is encrypted; set after the opening */
     bool alone;         /* nobody answers when a lane is wanted */
     bool loses_threads; /* a backend may have some that wait for remote memory at its end */
     struct hvt_cluster_node {

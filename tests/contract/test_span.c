@@ -27,7 +27,7 @@
 #define SOME_LAYOUTS (HVT_SANITIZED ? 4 : LAYOUTS)
 #define KIND_COUNT   (int)(sizeof kinds / sizeof kinds[0])
 
-/* Members by node; capitals have joined. */
+/* Members by node; capitals have joined. The lanes of the last two are sealed. */
 static const struct {
     uint32_t nodes, lanes;
     bool tcp;
@@ -37,6 +37,7 @@ static const struct {
     {3, 3, false, "001222"},   {4, 1, false, "012301"}, {5, 0, true, "0123412"},
     {5, 8, false, "43210012"}, {2, 1, false, "0B01"},   {3, 2, false, "0C1A0"},
     {4, 1, false, "0B1D3C2"},  {3, 1, false, "0BC0"},   {6, 1, false, "0123455"},
+    {2, 1, true, "0011"},      {3, 2, false, "0012A2"},
 };
 
 static const uint32_t kinds[] = {HVI_KIND_ALLREDUCE, HVI_KIND_REDUCESCATTER, HVI_KIND_BROADCAST,
@@ -68,6 +69,7 @@ static void open_layout(struct hvt_cluster *cluster, int layout)
 {
     hvt_cluster_open(cluster, row, layouts[layout].nodes, layouts[layout].lanes,
                      layouts[layout].tcp);
+    cluster->sealed = layout >= LAYOUTS - 2;
 }
 
 /* A member that is there. */
@@ -757,7 +759,7 @@ START_TEST(a_tentative_work_gives_the_same)
     struct hvt_cluster cluster;
     uint64_t random = 91, sequence = 0;
 
-    hvt_cluster_open(&cluster, row, layouts[_i].nodes, layouts[_i].lanes, layouts[_i].tcp);
+    open_layout(&cluster, _i);
     for (int k = 0; k < KIND_COUNT; k++) {
         init_op(&op, &cluster, layouts[_i].members, kinds[k], &random);
         op.in_place = k % 2 == 0;
@@ -814,7 +816,7 @@ START_TEST(withdrawn_works_have_done_nothing_and_the_lanes_keep_step)
     struct hvt_cluster cluster;
     uint64_t random = 97 + (uint64_t)_i;
 
-    hvt_cluster_open(&cluster, row, layouts[_i].nodes, layouts[_i].lanes, layouts[_i].tcp);
+    open_layout(&cluster, _i);
     for (uint64_t turn = 0; turn < 4; turn++) {
         leave_works(&cluster, layouts[_i].members, 10 * turn + 1, &random);
         if (turn != 1) /* else what was left piles up */
@@ -1011,6 +1013,60 @@ START_TEST(noise_ends_the_lane)
     close(fd);
     hvt_op_free(&op);
     hvt_cluster_close(&cluster);
+}
+END_TEST
+
+/* Noise of the length of a record; and plain bytes where sealed ones belong. */
+START_TEST(what_a_sealed_lane_has_not_sent_ends_it_with_the_name_of_the_node)
+{
+    static struct hvt_op op;
+    unsigned char record[4 + 100 + 16] = {100};
+    struct hvt_cluster cluster;
+
+    make_victim(&cluster, &op);
+    cluster.sealed = true;
+    int fd = hvt_cluster_pretend(&cluster, 0, 1, 0);
+    if (_i == 1)
+        write_head(record);
+    hvt_op_start(&op, 0);
+    ck_assert_int_eq(write(fd, record, sizeof record), (ssize_t)sizeof record);
+    hvt_op_wait(&op, 0);
+    expect_status(&op, 0, HVI_ERR_NODE_LOST);
+    expect_text(&op, 0, "what came over the connection to node 1 (b) is not what it has sent");
+    for (uint32_t i = 0; i < 1000; i++)
+        ck_assert_int_eq(op.member[0].out[i], 0x5a);
+    close(fd);
+    hvt_op_free(&op);
+    hvt_cluster_close(&cluster);
+}
+END_TEST
+
+/* Its pages are read, and written, by the cipher, in this process. */
+START_TEST(a_missing_page_below_a_sealed_lane_fails_the_work_and_the_lane_keeps_step)
+{
+    static struct hvt_op op;
+    struct hvt_cluster cluster;
+    uint64_t random = 68;
+    unsigned char *lacking = map_lacking();
+
+    hvt_cluster_open(&cluster, row, 3, 1, false);
+    cluster.sealed = true;
+    for (uint64_t turn = 0; turn < 2; turn++) {
+        init_op(&op, &cluster, "012", HVI_KIND_ALLGATHER, &random);
+        do
+            hvt_op_make(&op, 300000, 2 * turn + 1, &random);
+        while ((turn ? op.member[2].out_bytes : op.member[2].in_bytes) < 9000 &&
+               (hvt_op_free(&op), true));
+        struct engine_operand *operands = turn ? op.part[2].out : op.part[2].in;
+        operands[0].address = lacking;
+        hvt_op_start_all(&op);
+        hvt_op_wait_all(&op);
+        expect_status(&op, 2, HVI_ERR_NO_MEMORY);
+        hvt_op_free(&op);
+        expect_another_op(&cluster, "0120", 2 * turn + 2);
+    }
+    hvt_cluster_close(&cluster);
+    munmap(lacking, LACKING_BYTES);
 }
 END_TEST
 
@@ -1211,6 +1267,10 @@ int main(void)
     tcase_add_test(tcase, the_expected_head_is_taken);
     tcase_add_loop_test(tcase, an_unexpected_head_ends_the_lane_and_nothing_is_written, 0, 48);
     tcase_add_test(tcase, noise_ends_the_lane);
+    tcase_add_loop_test(tcase, what_a_sealed_lane_has_not_sent_ends_it_with_the_name_of_the_node, 0,
+                        2);
+    tcase_add_test(tcase,
+                   a_missing_page_below_a_sealed_lane_fails_the_work_and_the_lane_keeps_step);
     tcase_add_test(tcase, nodes_with_different_numbers_of_lanes_are_told);
     tcase_add_loop_test(tcase, a_missing_page_fails_the_work_and_the_lanes_keep_step, 0, 8);
     tcase_add_test(tcase, a_process_that_is_over_fails_the_work_and_the_lanes_keep_step);

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """hvdrun, hvdd and ranks on several nodes: every op is right wherever its ranks are, and nothing is left behind."""
+import contextlib
 import json
 import pathlib
 import re
+import socket
 
 import pytest
 
@@ -10,6 +12,7 @@ from hvt import Status, arith, program
 from hvt.ctl import Ctl
 from hvt.spread import SpreadJob
 
+SO_RCVBUFFORCE = 33  # of the kernel; Python has no name for it
 INT32 = arith.DTYPES["int32"]
 OPS = ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier")
 # Each op in a session of its own: the nodes meet again and again.
@@ -89,6 +92,39 @@ def test_lanes_and_ports_that_were_asked_for_carry_the_data(make_nodes):
     assert len(lanes) == 2 and sum(int(sent) for sent in lanes) < 1_200_000, seen
     job.close()
     assert job.await_end() == 0, job.said()
+    check_nothing_left(nodes)
+
+
+def listener(node):
+    """A socket that hears what goes over the node's cable."""
+    heard = node.call(socket.socket, socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
+    heard.bind(("eth0", 3))
+    heard.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 32 << 20)
+    heard.setblocking(False)
+    return heard
+
+
+def packets(heard):
+    """Those that have come."""
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            yield heard.recv(1 << 17)
+
+
+def test_data_cannot_be_read_on_the_way_where_it_is_encrypted(make_nodes):
+    nodes = make_nodes(2, ssh=True)
+    secret = b"an unusual word " * 4096
+    for encrypt in ("0", "1"):
+        job = SpreadJob(nodes, (2, 1), environment={"HVD_ENCRYPT": encrypt})
+        job.check_usable()
+        with listener(nodes[0]) as heard:
+            for outcome in job.run("broadcast", dtype="uint8", dims=[len(secret)], data=[secret] * 3, root=0):
+                assert outcome.ok and outcome.data == secret, outcome.status
+            seen = list(packets(heard))
+        assert sum(map(len, seen)) > len(secret)
+        assert any(secret[:64] in packet for packet in seen) == (encrypt == "0")
+        job.close()
+        assert job.await_end() == 0, job.said()
     check_nothing_left(nodes)
 
 

@@ -11,6 +11,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+struct hvi_seal_keys;
+
 #define ENGINE_BATCH_WORKS 256u /* most ops in one batch */
 #define ENGINE_PLAN_STEPS  12u  /* most steps of one batch */
 #define ENGINE_TEXT_BYTES  320u
@@ -263,9 +265,10 @@ extern const struct engine_backend engine_backend_net;
 void engine_wire_backend_set_lanes(void *context, uint32_t lanes);
 
 /* The caller of start() calls these, too. `fd`, an authenticated, non-blocking stream to the node, becomes
- * the backend's. One that is there already, or out of range, is closed. `name`: the node in sentences. */
+ * the backend's. One that is there already, or out of range, is closed. `keys`: of what goes over it, copied;
+ * NULL: it is not encrypted. `name`: the node in sentences. */
 void engine_wire_backend_lane(void *context, uint32_t node, uint32_t lane, int fd,
-                              const char *name);
+                              const struct hvi_seal_keys *keys, const char *name);
 /* The node is gone, or cannot be reached: works that it takes part in fail with HVI_ERR_NODE_LOST and this
  * text, now and later. */
 void engine_wire_backend_lost(void *context, uint32_t node, const char *text);

@@ -493,9 +493,9 @@ void engine_dispatch_busy(struct engine_exec *exec)
 }
 
 void engine_dispatch_lane(struct engine_exec *exec, uint32_t node, uint32_t lane, int fd,
-                          const char *name)
+                          const struct hvi_seal_keys *keys, const char *name)
 {
-    engine_wire_backend_lane(context_of(exec, &engine_backend_net), node, lane, fd, name);
+    engine_wire_backend_lane(context_of(exec, &engine_backend_net), node, lane, fd, keys, name);
 }
 
 void engine_dispatch_lost(struct engine_exec *exec, uint32_t node, const char *text)

@@ -18,6 +18,7 @@
 #define ENGINE_ANSWER_NS (10 * HVI_NS_SEC) /* .answer_ns, if the job has set nothing else */
 
 struct hvi_device_channel;
+struct hvi_seal_keys;
 
 struct engine_exec_calls {
     /* The op's batch begins: of GPUs, when its workers have it; an op that fails before never does. */
@@ -112,7 +113,7 @@ void engine_dispatch_set_lanes(struct engine_exec *exec, uint32_t lanes);
 void engine_dispatch_explain(struct engine_exec *exec);
 /* As engine_wire_backend_lane, engine_wire_backend_lost and engine_wire_backend_row. */
 void engine_dispatch_lane(struct engine_exec *exec, uint32_t node, uint32_t lane, int fd,
-                          const char *name);
+                          const struct hvi_seal_keys *keys, const char *name);
 void engine_dispatch_lost(struct engine_exec *exec, uint32_t node, const char *text);
 bool engine_dispatch_lane_row(struct engine_exec *exec, size_t index,
                               struct engine_lane_row *row_p);

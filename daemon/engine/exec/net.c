@@ -402,7 +402,8 @@ static bool net_silent(void *context, const struct engine_batch *batch,
 
 /* ---- news of nodes ---- */
 
-static void tell(struct engine_wire *net, uint32_t node, uint32_t lane, int fd, const char *text)
+static void tell(struct engine_wire *net, uint32_t node, uint32_t lane, int fd,
+                 const struct hvi_seal_keys *keys, const char *text)
 {
     struct engine_wire_news *news = malloc(sizeof *news);
 
@@ -414,7 +415,9 @@ static void tell(struct engine_wire *net, uint32_t node, uint32_t lane, int fd, 
             lose_step(net);
         return;
     }
-    *news = (struct engine_wire_news){.node = node, .lane = lane, .fd = fd};
+    *news = (struct engine_wire_news){.node = node, .lane = lane, .fd = fd, .sealed = keys != NULL};
+    if (keys)
+        news->keys = *keys;
     snprintf(news->text, sizeof news->text, "%s", text);
     pthread_mutex_lock(&net->lock);
     if (net->news_last)
@@ -426,7 +429,8 @@ static void tell(struct engine_wire *net, uint32_t node, uint32_t lane, int fd, 
     pthread_mutex_unlock(&net->lock);
 }
 
-void engine_wire_backend_lane(void *context, uint32_t node, uint32_t lane, int fd, const char *name)
+void engine_wire_backend_lane(void *context, uint32_t node, uint32_t lane, int fd,
+                              const struct hvi_seal_keys *keys, const char *name)
 {
     struct engine_wire *net = context;
 
@@ -434,14 +438,14 @@ void engine_wire_backend_lane(void *context, uint32_t node, uint32_t lane, int f
         close(fd);
         return;
     }
-    tell(net, node, lane, fd, name);
+    tell(net, node, lane, fd, keys, name);
     if (node < net->asked_count)
         net->asked[node] |= (uint8_t)(1u << lane);
 }
 
 void engine_wire_backend_lost(void *context, uint32_t node, const char *text)
 {
-    tell(context, node, 0, -1, text);
+    tell(context, node, 0, -1, NULL, text);
 }
 
 /* ---- tentative works ---- */

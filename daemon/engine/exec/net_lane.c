@@ -103,12 +103,13 @@ static void watch_port(struct engine_wire *net, struct engine_wire_lane *lane)
         engine_wire_node_end(net, lane->node, "the connection cannot be watched");
 }
 
-void engine_wire_lane_open(struct engine_wire *net, struct engine_wire_lane *lane, int fd)
+void engine_wire_lane_open(struct engine_wire *net, struct engine_wire_lane *lane, int fd,
+                           const struct hvi_seal_keys *keys)
 {
     if (!lane->scratch)
         lane->scratch = aligned_alloc(4096, ENGINE_WIRE_CHUNK_BYTES);
     lane->transport = net->transport;
-    lane->port = lane->transport->open(fd);
+    lane->port = lane->transport->open(fd, keys);
     if (!lane->port || !lane->scratch) {
         engine_wire_node_end(net, lane->node, "no memory for a connection");
         return;
@@ -213,6 +214,11 @@ static void end_lane(struct engine_wire *net, struct engine_wire_lane *lane, int
 
     if (error == ECONNRESET)
         snprintf(text, sizeof text, "%s has closed its connection", lane->node->name);
+    else if (error == EBADMSG)
+        snprintf(text, sizeof text,
+                 "what came over the connection to %s is not what it has sent: its encrypted bytes "
+                 "were changed on the way",
+                 lane->node->name);
     else
         snprintf(text, sizeof text, "the connection to %s has failed: %s", lane->node->name,
                  strerror(error));

@@ -10,6 +10,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+struct hvi_seal_keys;
+
 /* What becomes of a posted transfer; an error is a negative errno. */
 enum engine_wire_progress {
     ENGINE_WIRE_WAITS, /* no byte could be moved now */
@@ -21,8 +23,9 @@ enum engine_wire_progress {
 
 struct engine_wire_transport {
     const char *name;
-    /* Takes the connection, an authenticated stream. NULL without memory: then it is closed. */
-    void *(*open)(int fd);
+    /* Takes the connection, whose bytes are sealed with these keys, which are copied; NULL: they are not. NULL
+     * without memory: then it is closed. */
+    void *(*open)(int fd, const struct hvi_seal_keys *keys);
     void (*close)(void *port);
     /* The descriptor to wait for, edge-triggered, and what epoll said of it. */
     int (*fd)(const void *port);
@@ -43,7 +46,7 @@ struct engine_wire_transport {
     /* Of the posted receive: bytes that have not come. */
     uint64_t (*missing)(const void *port);
     /* OVER: nothing is packed any more either. enum engine_wire_progress; -EFAULT: the memory that was posted cannot be read or written;
-     * -ECONNRESET: the other end has closed. */
+     * -ECONNRESET: the other end has closed; -EBADMSG: sealed bytes are not those that it has sent. */
     int (*send)(void *port);
     int (*receive)(void *port);
     /* Adds to *row_p what has gone over the port. Any thread, while it is open. */

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Transfers over a stream socket. What is posted is moved by as few calls as possible: head and body in
  * one, and a receive also asks for the bytes behind it, so that a small message and the head of the
- * next need one call. Small messages are copied to one piece of memory first, which goes in one call.
+ * next need one call. Small messages are copied to one piece of memory first, which goes in one call. Where the
+ * bytes are sealed, net_seal.c stands between what is posted and the socket.
  *
  * The socket is watched edge-triggered. A call that moved less than it was asked for has emptied or filled
  * the kernel's buffer, and none follows before epoll says so; but once the other end has said that it is
  * closing, every receive asks the kernel. */
-#include "daemon/engine/exec/net_port.h"
+#include "daemon/engine/exec/net_seal.h"
 
 #include <errno.h>
 #include <linux/tcp.h>
@@ -24,8 +25,9 @@
 struct tcp {
     int fd;
     bool readable, writable;
-    bool closing;        /* the other end */
-    struct iovec out[3]; /* what is packed, a head, a body */
+    bool closing;                  /* the other end */
+    struct engine_wire_seal *seal; /* NULL: bytes go as they are */
+    struct iovec out[3];           /* what is packed, a head, a body */
     unsigned char *to;
     uint64_t wanted;
     uint32_t ahead_at, ahead_end;
@@ -35,12 +37,15 @@ struct tcp {
 
 enum { PACK, HEAD, BODY, PIECES };
 
-static void *tcp_open(int fd)
+static void *tcp_open(int fd, const struct hvi_seal_keys *keys)
 {
     struct tcp *tcp = calloc(1, sizeof *tcp);
     const int one = 1;
 
-    if (!tcp) {
+    if (tcp && keys)
+        tcp->seal = engine_wire_seal_new(keys);
+    if (!tcp || (keys && !tcp->seal)) {
+        free(tcp);
         close(fd);
         return NULL;
     }
@@ -57,6 +62,7 @@ static void tcp_close(void *port)
 
     shutdown(tcp->fd, SHUT_RDWR); /* a forked child may still hold it */
     close(tcp->fd);
+    engine_wire_seal_free(tcp->seal);
     free(tcp);
 }
 
@@ -88,7 +94,9 @@ static void tcp_post_send(void *port, const void *head, uint64_t head_bytes, con
 
 static bool tcp_packed(const void *port)
 {
-    return ((const struct tcp *)port)->out[PACK].iov_len > 0;
+    const struct tcp *tcp = port;
+
+    return tcp->out[PACK].iov_len > 0 || (tcp->seal && engine_wire_seal_unsent(tcp->seal));
 }
 
 static bool tcp_pack(void *port, const void *head, uint64_t head_bytes, const void *body,
@@ -145,6 +153,8 @@ static int tcp_send(void *port)
     struct msghdr message = {.msg_iov = tcp->out, .msg_iovlen = PIECES};
     size_t all = tcp->out[PACK].iov_len + tcp->out[HEAD].iov_len + tcp->out[BODY].iov_len;
 
+    if (tcp->seal)
+        return engine_wire_seal_send(tcp->seal, tcp->fd, tcp->out, PIECES, &tcp->writable);
     if (!tcp->writable)
         return ENGINE_WIRE_WAITS;
     ssize_t sent = sendmsg(tcp->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
@@ -185,12 +195,15 @@ static void take_received(struct tcp *tcp, uint64_t bytes)
 }
 
 /* The memory that is posted may lack a page: only the kernel touches it, but for take_ahead, which the
- * caller of receive() has to expect. */
+ * caller of receive() has to expect; sealed bytes are opened there. */
 static int tcp_receive(void *port)
 {
     struct tcp *tcp = port;
-    bool moved = take_ahead(tcp);
 
+    if (tcp->seal)
+        return engine_wire_seal_receive(tcp->seal, tcp->fd, &tcp->to, &tcp->wanted, &tcp->readable,
+                                        tcp->closing);
+    bool moved = take_ahead(tcp);
     if (tcp->wanted == 0)
         return ENGINE_WIRE_OVER;
     if (!tcp->readable)

@@ -312,9 +312,10 @@ static void hear(struct engine_wire *net, struct engine_wire_news *news)
         lose(net, node, news->text);
     else if (node && !node->lost && !lane->port) {
         snprintf(node->name, sizeof node->name, "%.*s", ENGINE_WIRE_NAME - 1, news->text);
-        engine_wire_lane_open(net, lane, news->fd);
+        engine_wire_lane_open(net, lane, news->fd, news->sealed ? &news->keys : NULL);
     } else if (news->fd >= 0)
         close(news->fd);
+    explicit_bzero(&news->keys, sizeof news->keys);
     free(news);
 }
 

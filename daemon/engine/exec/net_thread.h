@@ -3,6 +3,7 @@
 #ifndef ENGINE_WIRE_THREAD_H
 #define ENGINE_WIRE_THREAD_H
 
+#include "base/seal.h"
 #include "daemon/engine/exec/net.h"
 
 #include <pthread.h>
@@ -38,7 +39,9 @@ struct engine_wire_node {
 struct engine_wire_news {
     struct engine_wire_news *next;
     uint32_t node, lane;
-    int fd;                       /* -1: the node is lost */
+    int fd;      /* -1: the node is lost */
+    bool sealed; /* with .keys */
+    struct hvi_seal_keys keys;
     char text[ENGINE_TEXT_BYTES]; /* why; of a connection: the node's name */
 };
 
@@ -126,7 +129,8 @@ void engine_wire_fail(struct engine_wire *net, struct engine_wire_work *work, in
 /* ---- net_lane.c: the driver ---- */
 
 /* The lane has come. */
-void engine_wire_lane_open(struct engine_wire *net, struct engine_wire_lane *lane, int fd);
+void engine_wire_lane_open(struct engine_wire *net, struct engine_wire_lane *lane, int fd,
+                           const struct hvi_seal_keys *keys);
 void engine_wire_lane_close(struct engine_wire *net, struct engine_wire_lane *lane);
 void engine_wire_lane_join(struct engine_wire_lane *lane, struct engine_wire_run *run);
 /* Moves something. True: there may be more. */

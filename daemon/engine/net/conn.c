@@ -142,11 +142,19 @@ uint16_t engine_net_conn_bit(enum engine_net_purpose purpose, uint32_t lane)
     return (uint16_t)(purpose == ENGINE_NET_CONTROL ? 1u : 2u << lane);
 }
 
-void engine_net_conn_hand_over(struct engine_net *net, int fd, uint32_t node,
-                               enum engine_net_purpose purpose, uint32_t lane)
+void engine_net_conn_hand_over(struct engine_net *net, int fd,
+                               const struct engine_net_handshake *handshake)
 {
-    tune(fd, purpose);
+    const uint32_t node = handshake->peer;
+    const bool sealed = net->identity.encrypts && handshake->purpose == ENGINE_NET_DATA;
+    struct hvi_seal_keys keys = {.send = {0}};
+
+    tune(fd, handshake->purpose);
     engine_net_pace_settle(net, fd, engine_net_pace_round_trip(fd));
-    net->nodes[node].handed |= engine_net_conn_bit(purpose, lane);
-    net->calls->connected(net->user, node, purpose, lane, fd);
+    net->nodes[node].handed |= engine_net_conn_bit(handshake->purpose, handshake->lane);
+    if (sealed)
+        engine_net_handshake_keys(handshake, &net->identity, &keys);
+    net->calls->connected(net->user, node, handshake->purpose, handshake->lane, fd,
+                          sealed ? &keys : NULL);
+    explicit_bzero(&keys, sizeof keys);
 }

@@ -27,9 +27,9 @@ struct engine_net_conn {
 int engine_net_conn_work(struct engine_net_conn *conn, const struct engine_net_identity *identity,
                          const char **why_p);
 void engine_net_conn_close(struct engine_net_conn *conn);
-/* Hands the connection to its receiver. What it belonged to has to be gone. */
-void engine_net_conn_hand_over(struct engine_net *net, int fd, uint32_t node,
-                               enum engine_net_purpose purpose, uint32_t lane);
+/* Hands the connection, whose handshake is over, to its receiver. What it belonged to has to be gone. */
+void engine_net_conn_hand_over(struct engine_net *net, int fd,
+                               const struct engine_net_handshake *handshake);
 /* Logs at most once a second, and counts the others. */
 void engine_net_conn_log_refusal(struct engine_net *net, const struct sockaddr_storage *peer,
                                  const char *why);

@@ -117,7 +117,7 @@ static void work(struct engine_net_wish *wish)
     wish->conn.io = sd_event_source_disable_unref(wish->conn.io);
     wish->conn.fd = -1;
     forget(wish);
-    engine_net_conn_hand_over(net, done.conn.fd, done.node, done.purpose, done.lane);
+    engine_net_conn_hand_over(net, done.conn.fd, &done.conn.handshake);
 }
 
 static int on_io(sd_event_source *source, int fd, uint32_t events, void *user)

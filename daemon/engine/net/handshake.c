@@ -9,11 +9,15 @@
  *
  * A hello, integers little-endian:
  *
- *   0 magic   8 version   12 purpose, lane, 0, 0   16 epoch   24 from   28 to   32 job   64 nonce
+ *   0 magic   8 version   12 purpose, lane, encrypts, 0   16 epoch   24 from   28 to   32 job   64 nonce
  *
  * A MAC is keyed BLAKE2b. Its key is derived from the epoch's key and the two numbers in the direction
  * of the proof, so a proof that is sent back proves nothing; the nonces make one that is sent again
- * worthless. The accepting side proves itself last, so a stranger gets no MAC at all. What follows the
+ * worthless. The accepting side proves itself last, so a stranger gets no MAC at all.
+ *
+ * "encrypts" is 1 where DATA connections are encrypted, and has to be the same on both sides. Then the keys of
+ * a connection, one for each direction, are derived in the same way from all that has been said but the last
+ * proof: both nonces, purpose and lane among it. Otherwise, and on CONTROL connections, what follows the
  * handshake is neither encrypted nor signed (docs/design/trust.md). */
 #include "daemon/engine/net/handshake.h"
 
@@ -24,20 +28,23 @@
 #include <sodium.h>
 #include <string.h>
 
-#define AT_VERSION 8
-#define AT_PURPOSE 12
-#define AT_LANE    13
-#define AT_ZERO    14
-#define AT_EPOCH   16
-#define AT_FROM    24
-#define AT_TO      28
-#define AT_JOB     32
-#define AT_NONCE   64
+#define AT_VERSION  8
+#define AT_PURPOSE  12
+#define AT_LANE     13
+#define AT_ENCRYPTS 14
+#define AT_ZERO     15
+#define AT_EPOCH    16
+#define AT_FROM     24
+#define AT_TO       28
+#define AT_JOB      32
+#define AT_NONCE    64
 
 static const unsigned char magic[AT_VERSION] = {'h', 'v', 'd', 'd', '-', 'n', 'e', 't'};
 static const char key_label[] = "hvdd engine to engine";
+static const char seal_label[] = "hvdd sealed connection";
 
 _Static_assert(AT_NONCE + ENGINE_NET_NONCE_BYTES == ENGINE_NET_HELLO_BYTES, "a hello");
+_Static_assert(HVI_SEAL_KEY_BYTES <= crypto_generichash_BYTES_MAX, "a connection's key");
 _Static_assert(ENGINE_NET_KEY_BYTES <= crypto_generichash_KEYBYTES_MAX, "an epoch's key");
 
 static void put_u32(unsigned char *at, uint32_t value)
@@ -112,6 +119,7 @@ static void send_hello(struct engine_net_handshake *handshake,
     put_u32(out + AT_VERSION, ENGINE_NET_WIRE);
     out[AT_PURPOSE] = (unsigned char)handshake->purpose;
     out[AT_LANE] = (unsigned char)handshake->lane;
+    out[AT_ENCRYPTS] = identity->encrypts;
     put_u64(out + AT_EPOCH, identity->epoch);
     put_u32(out + AT_FROM, identity->node);
     put_u32(out + AT_TO, handshake->peer);
@@ -181,13 +189,11 @@ void engine_net_handshake_accept(struct engine_net_handshake *handshake,
 static const char *look_at_hello(const unsigned char *hello,
                                  const struct engine_net_identity *identity)
 {
-    static const unsigned char zero[2];
-
     if (memcmp(hello, magic, sizeof magic) != 0)
         return "what came is no handshake of an engine";
     if (get_u32(hello + AT_VERSION) != ENGINE_NET_WIRE)
         return "it speaks another wire version";
-    if (memcmp(hello + AT_ZERO, zero, sizeof zero) != 0)
+    if (hello[AT_ENCRYPTS] > 1 || hello[AT_ZERO] != 0)
         return "what came is no handshake of an engine";
     if (memcmp(hello + AT_JOB, identity->job, sizeof identity->job) != 0)
         return "it belongs to another job";
@@ -195,6 +201,8 @@ static const char *look_at_hello(const unsigned char *hello,
         return "it belongs to another epoch of the job";
     if (get_u32(hello + AT_TO) != identity->node)
         return "it wants another node";
+    if (hello[AT_ENCRYPTS] != identity->encrypts)
+        return "HVD_ENCRYPT (encrypt in hvdd.conf) is not the same on both nodes";
     return NULL;
 }
 
@@ -277,4 +285,31 @@ int engine_net_handshake_step(struct engine_net_handshake *handshake,
         return HVI_ERR_PROTOCOL;
     }
     return handshake->stage == ENGINE_NET_STAGE_DONE ? HVI_OK : HVI_INPROGRESS;
+}
+
+static void make_key(const struct engine_net_handshake *handshake,
+                     const struct engine_net_identity *identity, uint32_t from, uint32_t to,
+                     unsigned char key_p[HVI_SEAL_KEY_BYTES])
+{
+    unsigned char direction[sizeof seal_label + 8];
+    crypto_generichash_state state;
+
+    memcpy(direction, seal_label, sizeof seal_label);
+    put_u32(direction + sizeof seal_label, from);
+    put_u32(direction + sizeof seal_label + 4, to);
+    crypto_generichash_init(&state, identity->key, sizeof identity->key, HVI_SEAL_KEY_BYTES);
+    crypto_generichash_update(&state, direction, sizeof direction);
+    crypto_generichash_update(&state, handshake->said, handshake->said_length);
+    crypto_generichash_final(&state, key_p, HVI_SEAL_KEY_BYTES);
+    sodium_memzero(&state, sizeof state);
+}
+
+void engine_net_handshake_keys(const struct engine_net_handshake *handshake,
+                               const struct engine_net_identity *identity,
+                               struct hvi_seal_keys *keys_p)
+{
+    HVI_ASSERT(handshake->stage == ENGINE_NET_STAGE_DONE);
+    HVI_ASSERT(handshake->said_length == sizeof handshake->said);
+    make_key(handshake, identity, identity->node, handshake->peer, keys_p->send);
+    make_key(handshake, identity, handshake->peer, identity->node, keys_p->receive);
 }

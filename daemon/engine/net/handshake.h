@@ -5,6 +5,8 @@
 #ifndef ENGINE_NET_HANDSHAKE_H
 #define ENGINE_NET_HANDSHAKE_H
 
+#include "base/seal.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -28,6 +30,7 @@ struct engine_net_identity {
     unsigned char key[ENGINE_NET_KEY_BYTES];
     uint64_t epoch;
     uint32_t node, nodes;
+    bool encrypts; /* DATA connections */
 };
 
 enum engine_net_stage {
@@ -73,5 +76,9 @@ void engine_net_handshake_accept(struct engine_net_handshake *handshake,
  * itself, and .out may hold our proof; HVI_ERR_PROTOCOL: refused, *why_p is a constant text. */
 int engine_net_handshake_step(struct engine_net_handshake *handshake,
                               const struct engine_net_identity *identity, const char **why_p);
+/* Of a handshake that is over: the keys of this connection, one for each direction. */
+void engine_net_handshake_keys(const struct engine_net_handshake *handshake,
+                               const struct engine_net_identity *identity,
+                               struct hvi_seal_keys *keys_p);
 
 #endif

@@ -58,7 +58,7 @@ static void welcome(struct engine_net_stranger *stranger)
     stranger->conn.fd = -1;
     drop(stranger);
     engine_net_wish_fulfil(net, handshake.peer, handshake.purpose, handshake.lane);
-    engine_net_conn_hand_over(net, fd, handshake.peer, handshake.purpose, handshake.lane);
+    engine_net_conn_hand_over(net, fd, &handshake);
 }
 
 static int on_stranger(sd_event_source *source, int fd, uint32_t events, void *user)

@@ -44,6 +44,7 @@ int engine_net_start(struct engine_net *net, const struct engine_net_config *con
     }
     engine_net_identity_init(&net->identity, config->job, config->epoch, config->key, config->node,
                              config->nodes);
+    net->identity.encrypts = config->encrypts;
     net->calls = config->calls;
     net->user = config->user;
     net->nodes = nodes;

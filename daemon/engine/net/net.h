@@ -6,6 +6,7 @@
 #ifndef ENGINE_NET_NET_H
 #define ENGINE_NET_NET_H
 
+#include "base/seal.h"
 #include "daemon/engine/event/event.h"
 #include "daemon/engine/net/handshake.h"
 
@@ -25,9 +26,10 @@
 /* Called from the event loop only. They may call engine_net_connect and engine_net_gone. */
 struct engine_net_calls {
     /* A non-blocking TCP socket, the receiver's from now on. One that comes for the same node, purpose
-     * and lane again replaces the older, which its other end has given up. */
+     * and lane again replaces the older, which its other end has given up. `keys`: the receiver has to seal
+     * what it sends with them, and copies them; NULL: bytes go as they are. */
     void (*connected)(void *user, uint32_t node, enum engine_net_purpose purpose, uint32_t lane,
-                      int fd);
+                      int fd, const struct hvi_seal_keys *keys);
     /* The deadline has passed. The text is a sentence with both addresses. */
     void (*failed)(void *user, uint32_t node, enum engine_net_purpose purpose, uint32_t lane,
                    const char *text);
@@ -44,6 +46,7 @@ struct engine_net_config {
     uint64_t epoch;
     const unsigned char *key;            /* [ENGINE_NET_KEY_BYTES], of this epoch */
     uint32_t node, nodes;                /* ours; of the job */
+    bool encrypts;                       /* DATA connections; the same on all nodes */
     const struct engine_net_peer *peers; /* [nodes], ours too */
     const struct engine_net_calls *calls;
     void *user;

@@ -90,7 +90,7 @@ START_TEST(a_connection_that_is_not_needed_is_closed_and_the_job_goes_on)
     int pair[2];
 
     ck_assert_int_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
-    engine_dispatch_lane(&engine_of(0)->exec, 1, _i == 0 ? 1 : 0, pair[0], "node 1 (h1)");
+    engine_dispatch_lane(&engine_of(0)->exec, 1, _i == 0 ? 1 : 0, pair[0], NULL, "node 1 (h1)");
     struct pollfd end = {.fd = pair[1], .events = POLLRDHUP};
     ck_assert_int_eq(poll(&end, 1, 10000), 1);
     ck_assert((end.revents & POLLHUP) != 0);

@@ -193,6 +193,63 @@ START_TEST(a_connection_is_for_what_it_was_asked_for)
 }
 END_TEST
 
+START_TEST(both_sides_encrypt_or_none)
+{
+    struct engine_net_identity low = identity_of(0), high = identity_of(2);
+
+    low.encrypts = true;
+    ck_assert_str_eq(meet(&low, &high, 2),
+                     "HVD_ENCRYPT (encrypt in hvdd.conf) is not the same on both nodes");
+    high.encrypts = true;
+    ck_assert_str_eq(meet(&low, &high, 2), "");
+    low.encrypts = false;
+    ck_assert_str_eq(meet(&low, &high, 2),
+                     "HVD_ENCRYPT (encrypt in hvdd.conf) is not the same on both nodes");
+}
+END_TEST
+
+/* The keys of the connecting side, of a handshake on this lane with this nonce; they are the other's the other way
+ * round. */
+static struct hvi_seal_keys keys_of(uint32_t lane,
+                                    const unsigned char nonce[ENGINE_NET_NONCE_BYTES])
+{
+    const struct engine_net_identity low = identity_of(0), high = identity_of(2);
+    struct engine_net_handshake a, b;
+    struct hvi_seal_keys keys, others;
+    const char *why = NULL;
+
+    engine_net_handshake_connect(&a, &low, 2, ENGINE_NET_DATA, lane, nonce);
+    engine_net_handshake_accept(&b, nonce_b);
+    ck_assert_int_eq(tell(&a, &b, &high, &why), HVI_INPROGRESS);
+    ck_assert_int_eq(tell(&b, &a, &low, &why), HVI_INPROGRESS);
+    ck_assert_int_eq(tell(&a, &b, &high, &why), HVI_OK);
+    ck_assert_int_eq(tell(&b, &a, &low, &why), HVI_OK);
+    engine_net_handshake_keys(&a, &low, &keys);
+    engine_net_handshake_keys(&b, &high, &others);
+    ck_assert_mem_eq(keys.send, others.receive, sizeof keys.send);
+    ck_assert_mem_eq(keys.receive, others.send, sizeof keys.send);
+    return keys;
+}
+
+START_TEST(each_connection_and_direction_has_a_key_of_its_own)
+{
+    const struct hvi_seal_keys all[] = {keys_of(1, nonce_a), keys_of(2, nonce_a),
+                                        keys_of(1, nonce_c)};
+    const unsigned char *keys[6];
+
+    for (size_t i = 0; i < 3; i++) {
+        keys[2 * i] = all[i].send;
+        keys[2 * i + 1] = all[i].receive;
+    }
+    for (size_t i = 0; i < 6; i++) {
+        for (size_t k = 0; k < i; k++)
+            ck_assert_mem_ne(keys[i], keys[k], HVI_SEAL_KEY_BYTES);
+    }
+    const struct hvi_seal_keys again = keys_of(1, nonce_a);
+    ck_assert_mem_eq(&again, &all[0], sizeof again);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("engine/handshake");
@@ -204,6 +261,8 @@ int main(void)
     tcase_add_test(tcase, what_is_reflected_proves_nothing);
     tcase_add_test(tcase, a_handshake_that_was_overheard_cannot_be_played_again);
     tcase_add_test(tcase, a_connection_is_for_what_it_was_asked_for);
+    tcase_add_test(tcase, both_sides_encrypt_or_none);
+    tcase_add_test(tcase, each_connection_and_direction_has_a_key_of_its_own);
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);
 }

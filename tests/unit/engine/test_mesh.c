@@ -64,11 +64,12 @@ static void run_for(uint64_t ns)
 /* ---- what net and the link call ---- */
 
 static void on_connected(void *user, uint32_t from, enum engine_net_purpose purpose, uint32_t lane,
-                         int fd)
+                         int fd, const struct hvi_seal_keys *keys)
 {
     struct node *node = user;
 
     (void)lane;
+    ck_assert_ptr_null(keys);
     ck_assert_int_eq(purpose, ENGINE_NET_CONTROL);
     if (!node->raw) {
         engine_mesh_link_connected(&node->link, from, fd);

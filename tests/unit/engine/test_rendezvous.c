@@ -48,11 +48,12 @@ static struct other others[NODES];
 static bool others_listen, others_meet;
 
 static void on_connected(void *user, uint32_t from, enum engine_net_purpose purpose, uint32_t lane,
-                         int fd)
+                         int fd, const struct hvi_seal_keys *keys)
 {
     struct other *other = user;
 
     (void)lane;
+    ck_assert_ptr_null(keys);
     ck_assert_int_eq(purpose, ENGINE_NET_CONTROL);
     engine_mesh_link_connected(&other->link, from, fd);
 }

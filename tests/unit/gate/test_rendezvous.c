@@ -430,6 +430,20 @@ START_TEST(engines_without_a_common_version_fail)
 }
 END_TEST
 
+START_TEST(engines_that_disagree_about_encryption_fail)
+{
+    struct gate_registration *sealed = node_with(2, 2, RANKS(1));
+
+    sealed->engine.encrypt = true;
+    bring(node_with(1, 2, RANKS(0)));
+    bring(sealed);
+    expect_all(2, HVI_ERR_REFUSED,
+               "the nodes of job 'job' disagree about encryption: b (10.0.0.2) encrypts data "
+               "connections, a (10.0.0.1) does not; give all of them HVD_ENCRYPT=1, or encrypt = "
+               "yes in hvdd.conf");
+}
+END_TEST
+
 START_TEST(engines_of_different_age_speak_what_both_know)
 {
     struct gate_registration *newer = node_with(2, 2, RANKS(1));
@@ -574,6 +588,7 @@ int main(void)
     tcase_add_test(tcase, a_rank_on_two_nodes_fails_on_both);
     tcase_add_test(tcase, nodes_that_disagree_about_the_size_fail);
     tcase_add_test(tcase, engines_without_a_common_version_fail);
+    tcase_add_test(tcase, engines_that_disagree_about_encryption_fail);
     tcase_add_test(tcase, engines_of_different_age_speak_what_both_know);
     tcase_add_test(tcase, another_job_key_is_refused_and_the_others_go_on_waiting);
     tcase_add_test(tcase, who_is_missing_is_said_after_the_start_timeout);

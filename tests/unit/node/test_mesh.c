@@ -17,6 +17,7 @@ static void setup(void)
     unsetenv("HVD_KEY_FILE");
     unsetenv("HVD_PORT_RANGE");
     unsetenv("HVD_NET_LANES");
+    unsetenv("HVD_ENCRYPT");
     unsetenv("HVD_INTERFACE");
     unsetenv("HOROVOD_GLOO_IFACE");
     unsetenv("HVD_START_TIMEOUT");
@@ -115,6 +116,30 @@ START_TEST(engines_are_told_of_ports_and_lanes)
 }
 END_TEST
 
+START_TEST(engines_are_told_whether_they_encrypt)
+{
+    struct hvi_engine_start engine = {.encrypt = true};
+
+    fill();
+    node_mesh_fill_engine(&node, &engine);
+    ck_assert(!engine.encrypt);
+    setenv("HVD_ENCRYPT", "1", 1);
+    fill();
+    node_mesh_fill_engine(&node, &engine);
+    ck_assert(engine.encrypt);
+    node.config.encrypt = 0;
+    node_mesh_fill_engine(&node, &engine);
+    ck_assert(!engine.encrypt);
+    setenv("HVD_ENCRYPT", "0", 1);
+    node.config.encrypt = 1;
+    fill();
+    node_mesh_fill_engine(&node, &engine);
+    ck_assert(engine.encrypt);
+    setenv("HVD_ENCRYPT", "yes", 1); /* not to be taken for a no */
+    ck_assert_int_eq(node_mesh_init(&node), HVI_ERR_INVALID);
+}
+END_TEST
+
 START_TEST(options_that_make_no_sense_are_refused)
 {
     static const char *const ranges[] = {"9600",    "9600-", "9610-9600", "0-5",
@@ -151,6 +176,7 @@ int main(void)
     tcase_add_test(tcase, the_environment_gives_what_the_options_do_not);
     tcase_add_test(tcase, the_next_gate_listens_where_the_last_one_did);
     tcase_add_test(tcase, engines_are_told_of_ports_and_lanes);
+    tcase_add_test(tcase, engines_are_told_whether_they_encrypt);
     tcase_add_test(tcase, options_that_make_no_sense_are_refused);
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);

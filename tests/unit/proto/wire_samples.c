@@ -328,6 +328,7 @@ static void fill_engine_start(struct hvi_engine_start *start, bool full)
         .port_last = UINT16_MAX,
         .net_lanes = HVI_WIRE_LANES_MAX,
         .gpu = true,
+        .encrypt = true,
     };
     FILL(start->job, false);
     FILL(start->attach_path, true);
@@ -454,7 +455,8 @@ static void fill_node_packet(struct hvi_packet_msg *msg, bool full)
     msg->engine_node = (struct hvi_engine_node){.size = full ? 1048576 : 1,
                                                 .rank_count = full ? HVI_RANKS_MAX : 0,
                                                 .port = full ? UINT16_MAX : 1,
-                                                .lanes = full ? HVI_WIRE_LANES_MAX : 0};
+                                                .lanes = full ? HVI_WIRE_LANES_MAX : 0,
+                                                .encrypt = full};
     msg->engine_node.wire_oldest = msg->engine_node.wire_newest = full ? UINT32_MAX : 0;
     msg->engine_node.ranks = seat_ranks(msg->engine_node.rank_count);
 }
