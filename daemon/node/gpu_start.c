@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * A worker is started: as a child, or by the socket of its unit. */
+#include "daemon/node/gpu_room.h"
+
+#include "base/fate.h"
+#include "base/log.h"
+#include "base/status.h"
+#include "daemon/node/unit.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <utlist.h>
+
+static int on_late(sd_event_source *source, uint64_t usec, void *user)
+{
+    struct node_worker *worker = user;
+    char why[HVI_WIRE_TRACE_NAME + 100];
+
+    (void)source, (void)usec;
+    node_worker_read(worker); /* what it has said already counts */
+    if (worker->state != NODE_WORKER_STARTING)
+        return 0;
+    snprintf(why, sizeof(why), "it has not started in gpu-start; last step: %s",
+             worker->step[0] != '\0' ? worker->step : "none");
+    node_worker_kill(worker, why);
+    return 0;
+}
+
+static int send_start(struct node_worker *worker, const struct hvi_gpu_wanted *wanted)
+{
+    struct hvi_gpu_msg msg = {.kind = HVI_GPU_START};
+    struct hvi_gpu_start *start = &msg.start;
+    const struct node_config *config = worker->gpu->config;
+
+    start->protocol_version = HVI_PROTOCOL_VERSION;
+    snprintf(start->job, sizeof(start->job), "%s", worker->job);
+    start->uid = worker->uid;
+    memcpy(start->uuid, worker->uuid, sizeof(start->uuid));
+    start->instance = worker->instance;
+    snprintf(start->attach_path, sizeof(start->attach_path), "%s", worker->gpu->attach_path);
+    start->log_level = (int32_t)hvi_log_level();
+    snprintf(start->kernels, sizeof(start->kernels), "%s", config->gpu_kernels);
+    snprintf(start->library_path, sizeof(start->library_path), "%s", config->gpu_library_path);
+    start->comm_ns = (uint64_t)config->gpu_comm_timeout;
+    start->import_bytes_max = (uint64_t)config->gpu_import_limit;
+    start->settings = wanted->settings; /* only read */
+    start->setting_count = wanted->setting_count;
+    return node_worker_send(worker, &msg, NULL, 0);
+}
+
+/* These return 0 or a negative errno. */
+static int start_child(struct node_worker *worker)
+{
+    struct node_gpu *gpu = worker->gpu;
+    int link[2], error;
+
+    if (gpu->program_fd < 0)
+        return -ENOENT;
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, link) != 0)
+        return -errno;
+    worker->link_fd = link[0];
+    error = gpu->calls->spawn(gpu->path, gpu->program_fd, "hvdd-gpu", link[1], &worker->pid);
+    close(link[1]);
+    if (error != 0)
+        return -error;
+    worker->pidfd = hvi_pidfd_open(worker->pid);
+    error = worker->pidfd < 0 ? -errno : node_worker_watch_child(worker);
+    if (error >= 0) {
+        node_worker_log_started(worker);
+        return 0;
+    }
+    kill(worker->pid, SIGKILL);
+    waitpid(worker->pid, NULL, 0);
+    return error;
+}
+
+static int start_process(struct node_worker *worker)
+{
+    const char *socket_path = worker->gpu->config->gpu_socket;
+
+    if (socket_path[0] == '\0')
+        return start_child(worker);
+    worker->link_fd = node_unit_connect(socket_path);
+    return worker->link_fd < 0 ? -errno : 0;
+}
+
+int node_worker_start(struct node_worker *worker, const struct hvi_gpu_wanted *wanted)
+{
+    struct node_gpu *gpu = worker->gpu;
+    int r = getrandom(&worker->instance, sizeof(worker->instance), 0) ==
+                    (ssize_t)sizeof(worker->instance)
+                ? 0
+                : -EIO;
+
+    if (r == 0)
+        r = node_worker_start_beats(gpu);
+    if (r >= 0)
+        r = start_process(worker);
+    if (r < 0)
+        return r;
+    r = node_worker_watch_link(worker);
+    if (r < 0 && worker->pidfd < 0)
+        return r; /* its unit's program sees the link end */
+    if (r < 0 || !node_worker_arm(worker, (uint64_t)gpu->config->gpu_start, on_late) ||
+        send_start(worker, wanted) != HVI_OK)
+        node_worker_kill(worker, "it could not be told what to do");
+    return 0;
+}
+
+struct node_worker *node_worker_new(struct node_gpu *gpu, const struct node_gpu_asker *asker,
+                                    const struct hvi_gpu_wanted *wanted)
+{
+    struct node_worker *worker = calloc(1, sizeof(*worker));
+
+    if (worker == NULL)
+        return NULL;
+    worker->gpu = gpu;
+    worker->pidfd = worker->link_fd = -1;
+    worker->uid = asker->uid;
+    snprintf(worker->job, sizeof(worker->job), "%s", asker->job);
+    memcpy(worker->uuid, wanted->uuid, sizeof(worker->uuid));
+    hvi_uuid_format(worker->uuid, worker->name);
+    DL_APPEND(gpu->workers, worker);
+    gpu->worker_count++;
+    return worker;
+}
