@@ -136,6 +136,8 @@ enum hvi_mesh_gpu_what {
      * but the receiver. An OVER with a status: this one has failed. */
     HVI_MESH_GPU_BEGUN = 4,
     HVI_MESH_GPU_OVER = 5,
+    /* To the first node: tentative works up to this one have been started here. From the first node: on all nodes. */
+    HVI_MESH_GPU_STARTED = 6,
 };
 struct hvi_mesh_gpu {
     uint32_t what;

@@ -117,7 +117,7 @@ static const struct wire_field answer_fields[] = {
 static const struct wire_table answer_table = TABLE(mesh_answer, answer_fields, 0);
 
 static const struct wire_field gpu_fields[] = {
-    NUMBER(1, hvi_mesh_gpu, what, HVI_MESH_GPU_READY, HVI_MESH_GPU_OVER),
+    NUMBER(1, hvi_mesh_gpu, what, HVI_MESH_GPU_READY, HVI_MESH_GPU_STARTED),
     LIST(2, hvi_mesh_gpu, instances, instance_count, WIRE_LONGS, HVI_MESH_GPUS_MAX, NULL),
     FIXED(3, hvi_mesh_gpu, id),
     U32(4, hvi_mesh_gpu, nccl_version),

@@ -181,8 +181,11 @@ static void comm_wanted(void *user, const struct engine_gpu_comm *comm)
 static void tell_gpus(void *user, const struct engine_gpu_comm *comm, uint32_t node,
                       const struct engine_gpu_news *news)
 {
+    static const uint32_t whats[] = {[ENGINE_GPU_STARTED] = HVI_MESH_GPU_STARTED,
+                                     [ENGINE_GPU_BEGUN] = HVI_MESH_GPU_BEGUN,
+                                     [ENGINE_GPU_OVER] = HVI_MESH_GPU_OVER};
     struct hvi_mesh_gpu gpu = {
-        .what = news->over ? HVI_MESH_GPU_OVER : HVI_MESH_GPU_BEGUN,
+        .what = whats[news->word],
         .instances = (uint64_t *)(uintptr_t)comm->instances,
         .instance_count = comm->ranks,
         .sequence = news->sequence,

@@ -146,16 +146,32 @@ static void answered(void *user, uint32_t from, const struct hvi_mesh_answer *an
         engine_gather_answered(&engine->gathers, from, answer);
 }
 
+/* Else it is of the communicator itself. */
+static bool is_of_works(uint32_t what, enum engine_gpu_word *word_p)
+{
+    switch (what) {
+    case HVI_MESH_GPU_STARTED:
+        *word_p = ENGINE_GPU_STARTED;
+        return true;
+    case HVI_MESH_GPU_BEGUN:
+        *word_p = ENGINE_GPU_BEGUN;
+        return true;
+    case HVI_MESH_GPU_OVER:
+        *word_p = ENGINE_GPU_OVER;
+        return true;
+    default:
+        return false;
+    }
+}
+
 static void heard_of_gpus(void *user, uint32_t from, const struct hvi_mesh_gpu *gpu)
 {
     struct engine *engine = user;
 
-    const struct engine_gpu_news news = {.over = gpu->what == HVI_MESH_GPU_OVER,
-                                         .sequence = gpu->sequence,
-                                         .status = gpu->status,
-                                         .text = gpu->text};
+    struct engine_gpu_news news = {
+        .sequence = gpu->sequence, .status = gpu->status, .text = gpu->text};
 
-    if (gpu->what == HVI_MESH_GPU_BEGUN || news.over)
+    if (is_of_works(gpu->what, &news.word))
         engine_dispatch_gpus_heard(&engine->exec, gpu->instances, (uint32_t)gpu->instance_count,
                                    from, &news);
     else

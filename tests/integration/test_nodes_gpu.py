@@ -132,6 +132,42 @@ def test_gpus_of_three_nodes_in_two_generations(gpu_nodes):
     job.close()
 
 
+def messages_of(job: SpreadJob) -> int:
+    """Messages between two nodes' engines so far. To ask costs some, always as many."""
+    here, = (row for row in job.ctl_of(0).json("nodes")["job_nodes"] if row["here"])
+    link, = (link for link in here["links"] if link["kind"] == "control")
+    return link["messages_sent"] + link["messages_received"]
+
+
+def play_group(job: SpreadJob, name: str, gpu_of: Sequence[int], members: int = 20) -> None:
+    """A step of many small tensors, which differ."""
+    inputs = [[arith.pack(INT32, [rank + at, 3 * at]) for at in range(members)] for rank in range(job.size)]
+    ops = [[(rank, op) for op in rank.group("allreduce", name, [{"dtype": "int32", "dims": [2], "data": data, "memory": "device",
+                                                                  "gpu": gpu_of[number]} for data in inputs[number]], reduce_op="sum")]
+           for number, rank in enumerate(job.ranks)]
+    for each in ops:
+        for at, outcome in enumerate(outcomes_of(each)):
+            assert outcome.data == arith.allreduce(INT32, "sum", [data[at] for data in inputs]), (at, outcome)
+
+
+def test_a_group_in_a_step_that_repeats_costs_four_messages(gpu_nodes):
+    """Two say that it has been started, two that it is over: on one node, and on both."""
+    job = SpreadJob(gpu_nodes(), (1, 1))
+    for _ in range(8):
+        play_group(job, "g", [0, 0])
+    before = messages_of(job)
+    start = messages_of(job)
+    for _ in range(10):
+        play_group(job, "g", [0, 0])
+    assert messages_of(job) - start - (start - before) == 40
+    play_group(job, "g", [1, 0])  # a rank has its tensors elsewhere
+    for _ in range(3):
+        play_group(job, "g", [0, 0])
+        reduce_on(job, [0, 0], name="another")
+    job.close()
+    assert job.await_end() == 0 and "warning" not in job.said(), job.said()
+
+
 def test_ranks_that_disagree_on_memory_hear_who_said_what(gpu_nodes):
     job = SpreadJob(gpu_nodes(), (1, 1))
     where = ({"memory": "device", "gpu": 0}, {})

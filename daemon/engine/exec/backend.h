@@ -181,12 +181,18 @@ struct engine_gpu_comm {
     const uint32_t *nodes;     /* [ranks], likewise */
 };
 
-/* What a node tells another of a communicator's works, which begin and end in their order. The first node tells what holds of
- * all nodes but the receiver, each other one tells the first what holds of itself. */
+/* What a node tells another of a communicator's works, which start, begin and end in their order: it is so of the works up to
+ * one. The first node tells what holds of all nodes, or of all but the receiver; each other one tells the first what holds of
+ * itself. */
+enum engine_gpu_word {
+    ENGINE_GPU_STARTED, /* tentative works have been started; from the first node: on all nodes */
+    ENGINE_GPU_BEGUN,   /* on all workers there */
+    ENGINE_GPU_OVER
+};
 struct engine_gpu_news {
-    bool over; /* works up to this one are over; else they have begun on all workers there */
+    enum engine_gpu_word word;
     uint64_t sequence; /* the span's */
-    int status; /* over, and not HVI_OK: this one has failed; nothing is said of those before */
+    int status; /* OVER, and not HVI_OK: this one has failed; nothing is said of those before */
     const char *text;
 };
 

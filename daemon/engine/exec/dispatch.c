@@ -457,20 +457,30 @@ void engine_dispatch_cancel_spans(struct engine_exec *exec)
     }
 }
 
+/* Its work waits for other nodes to start it. */
+static bool is_tentative(const struct engine_exec *exec, const struct engine_batch *batch)
+{
+    if (batch->backend >= BACKENDS || !op_of(batch->works[0])->tentative)
+        return false;
+    void *context = exec->backend_contexts[batch->backend];
+    return engine_backends[batch->backend] == &engine_backend_gpu
+               ? engine_gpu_backend_is_tentative(context, batch)
+               : engine_wire_backend_is_tentative(context, batch);
+}
+
 void engine_dispatch_cancel_tentative(struct engine_exec *exec)
 {
     HVI_ASSERT(exec->order->broken_status != HVI_OK);
     for (struct engine_batch *batch = exec->running; batch; batch = batch->running_next) {
-        void *context = batch->backend < BACKENDS ? exec->backend_contexts[batch->backend] : NULL;
-        if (context && op_of(batch->works[0])->tentative &&
-            engine_wire_backend_is_tentative(context, batch))
-            engine_backends[batch->backend]->cancel(context, batch);
+        if (is_tentative(exec, batch))
+            engine_backends[batch->backend]->cancel(exec->backend_contexts[batch->backend], batch);
     }
 }
 
 void engine_dispatch_withdraw(struct engine_exec *exec, uint64_t least, uint64_t top)
 {
     engine_wire_backend_withdraw(context_of(exec, &engine_backend_net), least, top);
+    engine_gpu_backend_withdraw(context_of(exec, &engine_backend_gpu), least);
 }
 
 bool engine_dispatch_is_tentative(const struct engine_exec *exec, const struct engine_op *op)
@@ -479,7 +489,7 @@ bool engine_dispatch_is_tentative(const struct engine_exec *exec, const struct e
 
     while (batch && op_of(batch->works[0]) != op)
         batch = batch->running_next;
-    return batch && engine_wire_backend_is_tentative(context_of(exec, &engine_backend_net), batch);
+    return batch && is_tentative(exec, batch);
 }
 
 void engine_dispatch_set_lanes(struct engine_exec *exec, uint32_t lanes)

@@ -12,6 +12,9 @@
  * With a span, the nodes start the same works with communicators in the same order, so communicators are wanted in the
  * same order, too. A node that has no memory of a work has nothing to do. gpu_nodes.c says when such a work is over.
  *
+ * What has been started without the word of the other nodes (engine_span.tentative) goes to no worker before all are known to have
+ * started it, and may be withdrawn until then; gpu_pack.c says which works go together.
+ *
  * A batch that a worker has is never taken back. Its fences are opened instead, with .skip before: it runs through, its
  * kernels write nothing, it is answered, and fails here.
  *
@@ -110,7 +113,8 @@ static bool gpu_close(void *context)
 
 /* ---- starting ---- */
 
-static bool has_room(struct gpu *gpu, const struct gpu_job *job, uint32_t index)
+static bool has_room(struct gpu *gpu, const struct gpu_job *job, const struct engine_batch *batch,
+                     uint32_t index)
 {
     struct gpu_worker *worker = &gpu->workers[job->route.workers[index]];
     uint32_t slots = 0;
@@ -119,29 +123,51 @@ static bool has_room(struct gpu *gpu, const struct gpu_job *job, uint32_t index)
         worker->waited_for[(worker->number + 1) % HVI_DEVICE_DONES] != 0)
         return false;
     if (hvi_ring_space(&worker->channel->commands, &slots) == HVI_OK)
-        return slots >= engine_gpu_slots(job->batch, &job->route, index);
+        return slots >= engine_gpu_slots(batch, &job->route, index);
     engine_gpu_lie(worker, "an impossible index in its ring of commands");
     return false;
 }
 
-static void publish(struct gpu *gpu, struct gpu_job *job)
+/* To the worker `index` of the route. */
+static void write_to(struct gpu *gpu, struct gpu_job *job, const struct engine_batch *batch,
+                     uint32_t index)
 {
-    for (uint32_t i = 0; i < job->route.count; i++) {
-        struct gpu_worker *worker = &gpu->workers[job->route.workers[i]];
-        uint32_t slots = engine_gpu_slots(job->batch, &job->route, i);
-        uint64_t number = ++worker->number;
-        engine_gpu_write(job->batch, &job->route, i, job->comm ? job->comm->number : 0, number,
-                         &worker->channel->commands);
-        worker->waited_for[number % HVI_DEVICE_DONES] = number;
-        worker->jobs[number % HVI_DEVICE_DONES] = job;
-        worker->under_way++;
-        job->numbers[i] = number;
-        job->left |= UINT64_C(1) << i;
-        hvi_device_publish(worker->channel, slots, worker->event_fd);
+    struct gpu_worker *worker = &gpu->workers[job->route.workers[index]];
+    const uint32_t slots = engine_gpu_slots(batch, &job->route, index);
+    const uint64_t number = ++worker->number;
+
+    engine_gpu_write(batch, &job->route, index, job->comm ? job->comm->number : 0, number,
+                     &worker->channel->commands);
+    worker->waited_for[number % HVI_DEVICE_DONES] = number;
+    worker->jobs[number % HVI_DEVICE_DONES] = job;
+    worker->under_way++;
+    job->numbers[index] = number;
+    job->left |= UINT64_C(1) << index;
+    hvi_device_publish(worker->channel, slots, worker->event_fd);
+}
+
+/* What engine_gpu_pack has said. */
+static void publish(struct gpu *gpu, struct gpu_job *first, const struct engine_batch *batch)
+{
+    const uint32_t count = batch == &gpu->pack ? batch->count : 1;
+
+    for (uint32_t i = 0; i < first->route.count; i++)
+        write_to(gpu, first, batch, i);
+    for (uint32_t i = 0; i < count; i++) {
+        struct gpu_job *job = gpu->packed[i];
+        job->pack = first;
+        job->pack_next = i + 1 < count ? gpu->packed[i + 1] : NULL;
+        job->left = first->left;
+        memcpy(job->numbers, first->numbers, sizeof job->numbers);
+        job->queued = false;
+        gpu->queued--;
+        gpu->config.started(gpu->config.user, job->batch);
     }
-    job->queued = false;
-    gpu->queued--;
-    gpu->config.started(gpu->config.user, job->batch);
+}
+
+static bool may_start(const struct gpu_job *job)
+{
+    return job->queued && !job->tentative && (!job->comm || job->comm->status == HVI_OK);
 }
 
 /* Queued ones that may start now. */
@@ -154,16 +180,16 @@ void engine_gpu_push(struct gpu *gpu)
     DL_FOREACH_SAFE(gpu->jobs, job, next)
     {
         const uint64_t bit = UINT64_C(1) << job->route.workers[0];
-        bool may = job->queued &&
-                   (job->comm ? !comms_held && job->comm->status == HVI_OK : (held & bit) == 0);
+        bool may = may_start(job) && (job->comm ? !comms_held : (held & bit) == 0);
+        const struct engine_batch *batch = may ? engine_gpu_pack(gpu, job) : NULL;
         if (gpu->queued == 0)
             return;
         if (!job->queued)
             continue;
         for (uint32_t i = 0; may && i < job->route.count; i++)
-            may = has_room(gpu, job, i);
+            may = has_room(gpu, job, batch, i);
         if (may)
-            publish(gpu, job);
+            publish(gpu, job, batch);
         else if (job->comm)
             comms_held = true;
         else
@@ -263,6 +289,10 @@ static bool check_route(struct gpu *gpu, struct gpu_job *job)
 
 static bool check_comm(struct gpu *gpu, struct gpu_job *job)
 {
+    const struct engine_span *span = job->batch->works[0]->span;
+
+    job->tentative = span && span->tentative;
+    HVI_ASSERT(!job->tentative || job->route.ranks > 1); /* order/root.c */
     if (job->route.ranks == 1)
         return true;
     job->comm = gpu->config.comm_wanted ? comm_for(gpu, &job->route, job->batch->works[0]) : NULL;
@@ -272,7 +302,7 @@ static bool check_comm(struct gpu *gpu, struct gpu_job *job)
         job->comm->last = engine_gpu_sequence(job);
     if (!job->comm)
         engine_gpu_fail(job->batch, HVI_ERR_NO_MEMORY, "the engine is out of memory");
-    else if (job->comm->status < 0)
+    else if (job->comm->status < 0 && !job->tentative)
         engine_gpu_fail(job->batch, job->comm->status, job->comm->text);
     return job->batch->status == HVI_OK;
 }
@@ -300,6 +330,8 @@ static void gpu_start(void *context, struct engine_batch *batch)
     batch->state = job;
     DL_APPEND(gpu->jobs, job);
     gpu->queued++;
+    if (job->tentative)
+        engine_gpu_note_start(job);
     engine_gpu_push(gpu);
 }
 
@@ -317,21 +349,23 @@ static bool gpu_accepts(const struct engine_batch *batch)
 
 /* ---- cancelling ---- */
 
-/* What a worker has is answered by it. */
-static void fail_job(struct gpu *gpu, struct gpu_job *job, int status, const char *text)
+void engine_gpu_fail_job(struct gpu *gpu, struct gpu_job *job, int status, const char *text)
 {
     engine_gpu_fail(job->batch, status, text);
-    if (job->queued || job->left == 0)
+    if (job->queued || job->left == 0) {
         engine_gpu_post(gpu, job);
-    else
-        engine_gpu_open_all(job);
+        return;
+    }
+    for (struct gpu_job *each = job->pack; each; each = each->pack_next)
+        engine_gpu_fail(each->batch, status, text);
+    engine_gpu_open_all(job);
 }
 
 static void cancel(struct gpu *gpu, struct gpu_job *job)
 {
     if (job->queued && engine_gpu_has_nodes(job))
         job->comm->abandoned = true;
-    fail_job(gpu, job, HVI_ERR_CANCELLED, "");
+    engine_gpu_fail_job(gpu, job, HVI_ERR_CANCELLED, "");
 }
 
 /* The list of jobs is not walked: this posts some. */
@@ -413,7 +447,7 @@ static bool is_late(struct gpu *gpu, struct gpu_job *job, uint64_t now_ns)
     if (job->begun_ns == 0)
         look_whether_begun(gpu, job, now_ns);
     if (engine_gpu_has_nodes(job) && job->here_ns != 0 && now_ns - job->here_ns >= TELL_NS)
-        engine_gpu_say(gpu, job, false);
+        engine_gpu_say_begun(gpu, job);
     return job->left != 0 && job->begun_ns != 0 && now_ns - job->begun_ns > gpu->timeout_ns;
 }
 
@@ -502,9 +536,6 @@ static bool goes_to(const struct engine_gpu_route *route, uint32_t number)
  * streams run dry, once all gates are open. */
 static void lose_part(struct gpu *gpu, struct gpu_job *job, uint32_t number)
 {
-    engine_gpu_fail(job->batch, HVI_ERR_WORKER_LOST, gpu->workers[number].text);
-    if (!job->queued)
-        engine_gpu_open_all(job);
     for (uint32_t i = 0; i < job->route.count; i++) {
         if (job->route.workers[i] == number)
             job->left &= ~(UINT64_C(1) << i);
@@ -528,6 +559,14 @@ void engine_gpu_backend_lost(void *context, uint32_t number, const char *text)
     worker->under_way = 0;
     snprintf(worker->text, sizeof worker->text, "%.*s",
              (int)hvi_utf8_cut(text, strlen(text), sizeof worker->text - 1), text);
+    DL_FOREACH(gpu->jobs, job) /* those of a pack are there until all of them have failed */
+    {
+        if (!goes_to(&job->route, number))
+            continue;
+        engine_gpu_fail(job->batch, HVI_ERR_WORKER_LOST, worker->text);
+        if (!job->queued && job->left != 0)
+            engine_gpu_open_all(job);
+    }
     DL_FOREACH_SAFE(gpu->jobs, job, next)
     {
         if (goes_to(&job->route, number))
@@ -551,8 +590,8 @@ void engine_gpu_backend_comm(void *context, uint32_t number, int status, const c
              (int)hvi_utf8_cut(text, strlen(text), sizeof comm->text - 1), text);
     DL_FOREACH_SAFE(gpu->jobs, job, next)
     {
-        if (status != HVI_OK && job->comm == comm)
-            fail_job(gpu, job, status, comm->text);
+        if (status != HVI_OK && job->comm == comm && !job->tentative)
+            engine_gpu_fail_job(gpu, job, status, comm->text);
     }
     engine_gpu_push(gpu);
 }

@@ -30,8 +30,13 @@ void engine_gpu_backend_comm(void *context, uint32_t comm, int status, const cha
 /* The session of that page is over, and its .ready words are about to be poisoned: batches that wait for one of them are
  * cancelled. */
 void engine_gpu_backend_session_over(void *context, uint32_t page);
-/* Takes what workers have answered. True if there was something. To be called while a batch of this row has not been posted. */
+/* Takes what workers have answered, and tells other nodes what is new. True if there was something. To be called while a batch
+ * of this row has not been posted, after batches were started. */
 bool engine_gpu_backend_look(void *context);
+/* Tentative works from `least` on, which some node has not started, are posted: ENGINE_BATCH_WITHDRAWN. */
+void engine_gpu_backend_withdraw(void *context, uint64_t least);
+/* Whether the started batch's work waits for other nodes to start it. */
+bool engine_gpu_backend_is_tentative(void *context, const struct engine_batch *batch);
 /* A started batch waits for a member's .ready word: the member's place. */
 bool engine_gpu_backend_waits(void *context, const struct engine_batch *batch, uint32_t *place_p);
 /* How long a batch that has begun may take; 0: ENGINE_GPU_TIMEOUT_NS. */
@@ -63,6 +68,9 @@ bool engine_gpu_fits(const struct engine_work *work, const struct engine_gpu_rou
 /* Fills them in. `comm` 0: the route has one worker. */
 void engine_gpu_write(const struct engine_batch *batch, const struct engine_gpu_route *route,
                       uint32_t index, uint32_t comm, uint64_t number, struct hvi_ring *ring);
+/* Of a work with a span: slots of the largest share that any worker has of it, on any node, without the batch's own. All nodes
+ * come to the same number. */
+uint32_t engine_gpu_share(const struct engine_work *work, const struct engine_gpu_route *route);
 /* Whether two works may be in one batch: workers plan it as one. */
 bool engine_gpu_fuses(const struct engine_work *a, const struct engine_work *b);
 

@@ -26,27 +26,45 @@ static void describe(const struct gpu_worker *worker, const struct hvi_device_do
              said ? done->text : hvi_status_text(done->status));
 }
 
-static void take_end(struct gpu *gpu, struct gpu_worker *worker, const struct hvi_device_done *done)
+static uint64_t bit_of(const struct gpu *gpu, const struct gpu_job *job,
+                       const struct gpu_worker *worker)
 {
-    const uint32_t at = (uint32_t)(done->number % HVI_DEVICE_DONES);
-    struct gpu_job *job = worker->jobs[at];
+    uint64_t bits = 0;
+
+    for (uint32_t i = 0; i < job->route.count; i++) {
+        if (&gpu->workers[job->route.workers[i]] == worker)
+            bits |= UINT64_C(1) << i;
+    }
+    return bits;
+}
+
+static void end_job(struct gpu *gpu, const struct gpu_worker *worker, struct gpu_job *job,
+                    const struct hvi_device_done *done)
+{
     char text[ENGINE_TEXT_BYTES + ENGINE_GPU_NAME_BYTES + 2];
 
-    worker->waited_for[at] = 0;
-    worker->jobs[at] = NULL;
-    worker->under_way--;
-    if (!job)
-        return;
     if (done->status != HVI_OK) {
         describe(worker, done, text, sizeof text);
         engine_gpu_fail(job->batch, done->status, text);
     }
-    for (uint32_t i = 0; i < job->route.count; i++) {
-        if (&gpu->workers[job->route.workers[i]] == worker)
-            job->left &= ~(UINT64_C(1) << i);
-    }
+    job->left &= ~bit_of(gpu, job, worker);
     if (job->left == 0)
         engine_gpu_settle(gpu, job);
+}
+
+/* Of a whole pack. */
+static void take_end(struct gpu *gpu, struct gpu_worker *worker, const struct hvi_device_done *done)
+{
+    const uint32_t at = (uint32_t)(done->number % HVI_DEVICE_DONES);
+    struct gpu_job *job = worker->jobs[at], *next;
+
+    worker->waited_for[at] = 0;
+    worker->jobs[at] = NULL;
+    worker->under_way--;
+    for (; job; job = next) {
+        next = job->pack_next;
+        end_job(gpu, worker, job, done);
+    }
 }
 
 static void take_begun(struct gpu *gpu, const struct gpu_worker *worker,
@@ -54,10 +72,8 @@ static void take_begun(struct gpu *gpu, const struct gpu_worker *worker,
 {
     struct gpu_job *job = worker->jobs[done->number % HVI_DEVICE_DONES];
 
-    for (uint32_t i = 0; job && i < job->route.count; i++) {
-        if (&gpu->workers[job->route.workers[i]] == worker)
-            job->begun |= UINT64_C(1) << i;
-    }
+    for (; job; job = job->pack_next)
+        job->begun |= bit_of(gpu, job, worker);
 }
 
 /* An op's own failure, and nothing else that a worker may claim. */
@@ -143,7 +159,7 @@ bool engine_gpu_backend_look(void *context)
             found = drain(gpu, &gpu->workers[i]) || found;
         lies = lies || gpu->workers[i].lie;
     }
-    if (found && gpu->queued > 0)
+    if ((engine_gpu_spread_news(gpu) || found) && gpu->queued > 0)
         engine_gpu_push(gpu);
     if (lies)
         end_liars(gpu);

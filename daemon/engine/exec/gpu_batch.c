@@ -178,21 +178,30 @@ uint32_t engine_gpu_slots(const struct engine_batch *batch, const struct engine_
     return slots <= HVI_DEVICE_SLOTS ? (uint32_t)slots : 0;
 }
 
-bool engine_gpu_fits(const struct engine_work *work, const struct engine_gpu_route *route)
+/* Most members of a work on one worker, of any node. */
+static uint32_t most_members(const struct engine_work *work, const struct engine_gpu_route *route)
 {
-    uint32_t members[ENGINE_GPU_RANKS] = {0};
-    const uint64_t others = 2 + count_size_slots(work, route->ranks > 1);
+    uint32_t members[ENGINE_GPU_RANKS] = {0}, most = 0;
 
     for (uint32_t i = 0; i < members_of(work); i++) {
         const uint32_t rank = comm_rank_of(work, route, i);
-        if (rank != UINT32_MAX && ++members[rank] > HVI_DEVICE_MEMBERS)
-            return false;
+        if (rank != UINT32_MAX && ++members[rank] > most)
+            most = members[rank];
     }
-    for (uint32_t rank = 0; rank < route->ranks; rank++) {
-        if (others + members[rank] > HVI_DEVICE_SLOTS)
-            return false;
-    }
-    return true;
+    return most;
+}
+
+uint32_t engine_gpu_share(const struct engine_work *work, const struct engine_gpu_route *route)
+{
+    const uint64_t slots = 1 + count_size_slots(work, route->ranks > 1) + most_members(work, route);
+
+    return slots < HVI_DEVICE_SLOTS ? (uint32_t)slots : HVI_DEVICE_SLOTS;
+}
+
+bool engine_gpu_fits(const struct engine_work *work, const struct engine_gpu_route *route)
+{
+    return most_members(work, route) <= HVI_DEVICE_MEMBERS &&
+           engine_gpu_share(work, route) < HVI_DEVICE_SLOTS;
 }
 
 static struct hvi_device_work make_work(const struct engine_work *work,
@@ -327,16 +336,25 @@ void engine_gpu_write(const struct engine_batch *batch, const struct engine_gpu_
     memcpy(hvi_ring_slot(ring, 0), &head, sizeof head);
 }
 
-bool engine_gpu_fuses(const struct engine_work *a, const struct engine_work *b)
+/* Every member has its memory on the same worker in both. */
+static bool lie_alike(const struct engine_work *a, const struct engine_work *b)
 {
-    if (a->set != b->set || a->kind != b->kind || a->dtype != b->dtype ||
-        a->reduce_op != b->reduce_op || a->root != b->root || a->ranks != b->ranks ||
-        memcmp(&a->prescale, &b->prescale, sizeof a->prescale) != 0 ||
-        memcmp(&a->postscale, &b->postscale, sizeof a->postscale) != 0)
-        return false;
+    if (a->span)
+        return memcmp(a->span->instances, b->span->instances,
+                      a->span->members * sizeof a->span->instances[0]) == 0;
     for (uint32_t i = 0; i < a->ranks; i++) {
         if (worker_of(a, i) != worker_of(b, i))
             return false;
     }
     return true;
+}
+
+bool engine_gpu_fuses(const struct engine_work *a, const struct engine_work *b)
+{
+    if (!a->span != !b->span || a->set != b->set || a->kind != b->kind || a->dtype != b->dtype ||
+        a->reduce_op != b->reduce_op || a->root != b->root || a->ranks != b->ranks ||
+        memcmp(&a->prescale, &b->prescale, sizeof a->prescale) != 0 ||
+        memcmp(&a->postscale, &b->postscale, sizeof a->postscale) != 0)
+        return false;
+    return lie_alike(a, b);
 }

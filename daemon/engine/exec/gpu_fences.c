@@ -4,7 +4,7 @@
 
 #include "shm/fence.h"
 
-bool engine_gpu_is_open(const struct gpu_job *job, uint32_t index, uint32_t *place_p)
+static bool is_open(const struct gpu_job *job, uint32_t index, uint32_t *place_p)
 {
     const struct engine_batch *batch = job->batch;
 
@@ -21,6 +21,18 @@ bool engine_gpu_is_open(const struct gpu_job *job, uint32_t index, uint32_t *pla
             *place_p = i;
             return false;
         }
+    }
+    return true;
+}
+
+/* All of a pack: none begins before the last one's streams have come. */
+bool engine_gpu_is_open(const struct gpu_job *job, uint32_t index, uint32_t *place_p)
+{
+    if (job->queued)
+        return is_open(job, index, place_p);
+    for (const struct gpu_job *each = job->pack; job->left != 0 && each; each = each->pack_next) {
+        if (!is_open(each, index, place_p))
+            return false;
     }
     return true;
 }
@@ -43,8 +55,12 @@ static void for_fences(const struct gpu_job *job,
 /* A worker's kernels look at any one .skip word of the batch: all have it before a stream is let through. */
 void engine_gpu_open_all(const struct gpu_job *job)
 {
-    for_fences(job, hvi_fence_store_skip);
-    for_fences(job, hvi_fence_store_ready);
+    const struct gpu_job *each;
+
+    for (each = job->pack; each; each = each->pack_next)
+        for_fences(each, hvi_fence_store_skip);
+    for (each = job->pack; each; each = each->pack_next)
+        for_fences(each, hvi_fence_store_ready);
 }
 
 bool engine_gpu_waits_for_page(const struct gpu_job *job, uint32_t page)

@@ -5,8 +5,16 @@
  *   each other node --its workers have answered--> first node --all nodes but this one have--> each other node
  *   any node -------------------failed-----------> first node ----------failed---------------> each other node
  *
- * The first node has the communicator's rank 0. So a work costs two messages for each other node. The node that is last
- * has been told before: it waits for no answer. */
+ * The first node has the communicator's rank 0. The node that is last has been told before: it waits for no answer. A message
+ * says "up to this one", and goes when all that is ready has been looked at: two for each other node, of however many works.
+ *
+ * Tentative works are of steps that are replayed: a node has started them without knowing whether the others will, and no
+ * worker may have one before they all have.
+ *
+ *   each other node --they have been started--> first node --on all nodes--> each other node
+ *
+ * Works that some node does not start are withdrawn on all: what is withdrawn was said of by one node at least not to have
+ * been started, and its number is not used again. */
 #include "daemon/engine/exec/gpu_row.h"
 
 #include "base/status.h"
@@ -121,30 +129,155 @@ static void tell(struct gpu *gpu, const struct gpu_comm *comm, uint32_t node,
         gpu->config.tell_node(gpu->config.user, &described, node, news);
 }
 
-/* To a node when it is so here and on all others that this one speaks for; a failure at once. Works may fail out of their order, so a
- * failure says nothing of those before. */
-void engine_gpu_say(struct gpu *gpu, struct gpu_job *job, bool over)
+/* To a node when it is so here and on all others that this one speaks for. */
+void engine_gpu_say_begun(struct gpu *gpu, const struct gpu_job *job)
 {
-    const struct engine_batch *batch = job->batch;
-    const bool failed = over && batch->status != HVI_OK;
-    const struct engine_gpu_news news = {.over = over,
-                                         .sequence = engine_gpu_sequence(job),
-                                         .status = failed ? batch->status : HVI_OK,
-                                         .text = failed ? batch->text : ""};
+    const struct engine_gpu_news news = {
+        .word = ENGINE_GPU_BEGUN, .sequence = engine_gpu_sequence(job), .text = ""};
     const struct gpu_peer *last = NULL;
-    const uint32_t missing = count_missing(job, over, &last);
+    const uint32_t missing = count_missing(job, false, &last);
 
     for (uint32_t i = 0; i < job->comm->peer_count; i++) {
         struct gpu_peer *peer = &job->comm->peers[i];
-        uint64_t *told = mark_of(&peer->told, over);
-        const bool may = failed || missing == 0 || (missing == 1 && peer == last);
-        if (!may || *told >= news.sequence)
+        if (peer->told.begun >= news.sequence || missing > 1 || (missing == 1 && peer != last))
             continue;
-        if (!failed)
-            *told = news.sequence;
+        peer->told.begun = news.sequence;
         tell(gpu, job->comm, peer->node, &news);
     }
 }
+
+/* At once. Works may fail out of their order, so a failure says nothing of those before. */
+static void say_failed(struct gpu *gpu, const struct gpu_job *job)
+{
+    const struct engine_gpu_news news = {.word = ENGINE_GPU_OVER,
+                                         .sequence = engine_gpu_sequence(job),
+                                         .status = job->batch->status,
+                                         .text = job->batch->text};
+
+    for (uint32_t i = 0; i < job->comm->peer_count; i++) {
+        if (job->comm->peers[i].told.over < news.sequence)
+            tell(gpu, job->comm, job->comm->peers[i].node, &news);
+    }
+}
+
+/* Works up to this one are over here, and on all nodes but that one that this one speaks for. */
+static uint64_t over_without(const struct gpu_comm *comm, const struct gpu_peer *without)
+{
+    uint64_t least = comm->over;
+
+    for (uint32_t i = 0; i < comm->peer_count; i++) {
+        const struct gpu_peer *peer = &comm->peers[i];
+        if (peer != without && peer->said.over < least)
+            least = peer->said.over;
+    }
+    return least;
+}
+
+static void spread_over(struct gpu *gpu, struct gpu_comm *comm)
+{
+    struct engine_gpu_news news = {.word = ENGINE_GPU_OVER, .status = HVI_OK, .text = ""};
+
+    for (uint32_t i = 0; i < comm->peer_count; i++) {
+        struct gpu_peer *peer = &comm->peers[i];
+        news.sequence = over_without(comm, peer);
+        if (news.sequence <= peer->told.over)
+            continue;
+        peer->told.over = news.sequence;
+        tell(gpu, comm, peer->node, &news);
+    }
+}
+
+/* ---- tentative works ---- */
+
+static bool is_first(const struct gpu_comm *comm)
+{
+    return comm->peer_count == 0 || comm->peers[0].node != comm->nodes[0];
+}
+
+void engine_gpu_note_start(struct gpu_job *job)
+{
+    job->comm->started = engine_gpu_sequence(job);
+    job->comm->has_news = true;
+}
+
+/* All nodes have started the works up to this one. */
+static void agree(struct gpu *gpu, struct gpu_comm *comm, uint64_t sequence)
+{
+    struct gpu_job *job, *next;
+
+    comm->agreed = sequence;
+    DL_FOREACH_SAFE(gpu->jobs, job, next)
+    {
+        if (job->comm != comm || !job->tentative || engine_gpu_sequence(job) > sequence)
+            continue;
+        job->tentative = false;
+        job->agreed = sequence;
+        if (comm->status < 0)
+            engine_gpu_fail_job(gpu, job, comm->status, comm->text);
+    }
+}
+
+/* True: there are works that all nodes have started now. */
+static bool spread_started(struct gpu *gpu, struct gpu_comm *comm)
+{
+    struct engine_gpu_news news = {
+        .word = ENGINE_GPU_STARTED, .sequence = comm->started, .text = ""};
+    const bool agrees = is_first(comm);
+
+    for (uint32_t i = 0; agrees && i < comm->peer_count; i++) {
+        if (comm->peers[i].said.started < news.sequence)
+            news.sequence = comm->peers[i].said.started;
+    }
+    for (uint32_t i = 0; i < comm->peer_count; i++) {
+        struct gpu_peer *peer = &comm->peers[i];
+        if (news.sequence <= peer->told.started)
+            continue;
+        peer->told.started = news.sequence;
+        tell(gpu, comm, peer->node, &news);
+    }
+    if (!agrees || news.sequence <= comm->agreed)
+        return false;
+    agree(gpu, comm, news.sequence);
+    return true;
+}
+
+bool engine_gpu_spread_news(struct gpu *gpu)
+{
+    bool agreed = false;
+
+    for (struct gpu_comm *comm = gpu->comms; comm; comm = comm->next) {
+        if (!comm->has_news)
+            continue;
+        comm->has_news = false;
+        spread_over(gpu, comm);
+        agreed = spread_started(gpu, comm) || agreed;
+    }
+    return agreed;
+}
+
+void engine_gpu_backend_withdraw(void *context, uint64_t least)
+{
+    struct gpu *gpu = context;
+    struct gpu_job *job, *next;
+
+    DL_FOREACH_SAFE(gpu->jobs, job, next)
+    {
+        if (!job->tentative || engine_gpu_sequence(job) < least)
+            continue;
+        job->batch->status = ENGINE_BATCH_WITHDRAWN;
+        engine_gpu_post(gpu, job);
+    }
+}
+
+bool engine_gpu_backend_is_tentative(void *context, const struct engine_batch *batch)
+{
+    const struct gpu_job *job = batch->over ? NULL : batch->state;
+
+    (void)context;
+    return job && job->tentative;
+}
+
+/* ---- works that are over ---- */
 
 /* What another node has said of it. */
 static void take_failures(struct gpu_job *job)
@@ -175,7 +308,11 @@ bool engine_gpu_has_failed(const struct gpu_job *job)
 void engine_gpu_settle(struct gpu *gpu, struct gpu_job *job)
 {
     if (engine_gpu_has_nodes(job)) {
-        engine_gpu_say(gpu, job, true);
+        if (job->batch->status != HVI_OK)
+            say_failed(gpu, job);
+        else if (job->comm->over < engine_gpu_sequence(job))
+            job->comm->over = engine_gpu_sequence(job);
+        job->comm->has_news = true;
         take_failures(job);
         if (job->batch->status == HVI_OK && !engine_gpu_is_past(job, true))
             return;
@@ -228,9 +365,14 @@ static void hear_failure(struct gpu *gpu, struct gpu_comm *comm, uint32_t node,
 /* What is over has begun, and a node that is soon done says nothing of its begin. */
 static void raise_marks(struct gpu_marks *said, const struct engine_gpu_news *news)
 {
+    if (news->word == ENGINE_GPU_STARTED) {
+        if (said->started < news->sequence)
+            said->started = news->sequence;
+        return;
+    }
     if (said->begun < news->sequence)
         said->begun = news->sequence;
-    if (news->over && said->over < news->sequence)
+    if (news->word == ENGINE_GPU_OVER && said->over < news->sequence)
         said->over = news->sequence;
 }
 
@@ -246,11 +388,17 @@ static void hear(struct gpu *gpu, struct gpu_comm *comm, uint32_t node,
         raise_marks(&peer->said, news);
     else
         hear_failure(gpu, comm, node, news);
+    comm->has_news = true;
+    if (news->word == ENGINE_GPU_STARTED && !is_first(comm) && news->sequence > comm->agreed)
+        agree(gpu, comm, news->sequence);
     DL_FOREACH_SAFE(gpu->jobs, job, next)
     {
-        if (news->over && job->comm == comm && !job->queued && job->left == 0)
+        if (news->word == ENGINE_GPU_OVER && job->comm == comm && !job->queued && job->left == 0)
             engine_gpu_settle(gpu, job);
     }
+    (void)engine_gpu_spread_news(gpu);
+    if (news->word == ENGINE_GPU_STARTED)
+        engine_gpu_push(gpu);
 }
 
 void engine_gpu_backend_heard(void *context, const uint64_t *instances, uint32_t count,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The row "gpu", for the files that make it up: gpu.c (which batch starts when, and how it ends), gpu_fences.c, gpu_nodes.c (what
- * nodes tell each other) and gpu_answers.c (what workers answer). Main thread, as gpu.h. */
+ * The row "gpu", for the files that make it up: gpu.c (which batch starts when, and how it ends), gpu_pack.c (which start as one),
+ * gpu_fences.c, gpu_nodes.c (what nodes tell each other) and gpu_answers.c (what workers answer). Main thread, as gpu.h. */
 #ifndef ENGINE_EXEC_GPU_ROW_H
 #define ENGINE_EXEC_GPU_ROW_H
 
@@ -15,9 +15,15 @@ struct gpu_job {
     struct engine_gpu_route route;
     struct gpu_comm *comm; /* NULL: one worker */
     bool queued;
-    uint64_t left, begun; /* a bit for each worker of the route, by index */
-    uint64_t here_ns;     /* begun on all of these; 0: not yet */
-    uint64_t begun_ns;    /* on all, those of other nodes included */
+    bool tentative; /* queued: not all nodes are known to have started it */
+    uint64_t
+        agreed; /* else, of a work that was: up to this one all nodes were found at once to have started them */
+    struct gpu_job *pack,
+        *pack_next; /* not queued: its workers have it in one batch with these, from .pack on */
+    uint64_t left,
+        begun;         /* a bit for each worker of the route, by index; the same in all of a pack */
+    uint64_t here_ns;  /* begun on all of these; 0: not yet */
+    uint64_t begun_ns; /* on all, those of other nodes included */
     uint64_t numbers[ENGINE_GPU_WORKERS];
 };
 
@@ -32,8 +38,9 @@ struct gpu_failure {
 /* A node that this one speaks with: the first node with each other one, any other with the first alone, which speaks for all. */
 struct gpu_peer {
     uint32_t node;
-    struct gpu_marks { /* sequences of the newest works that have begun, and that are over */
-        uint64_t begun, over;
+    struct
+        gpu_marks { /* sequences of the newest works that were started, that have begun, and that are over */
+        uint64_t started, begun, over;
     } said, told; /* by that node, and to it */
 };
 
@@ -48,7 +55,11 @@ struct gpu_comm {
     uint32_t *nodes;
     struct gpu_peer *peers;
     uint32_t peer_count;
-    uint64_t last; /* its newest work that was started here */
+    uint64_t last;    /* its newest work that was started here */
+    uint64_t started; /* likewise, of those that were tentative */
+    uint64_t agreed;  /* tentative works up to this one were started on all nodes */
+    uint64_t over;    /* the newest that is over here */
+    bool has_news;    /* for other nodes: engine_gpu_spread_news */
     struct gpu_failure *failures;
     bool abandoned; /* a work of it will not start here: the nodes are to leave it */
 };
@@ -77,9 +88,11 @@ struct gpu {
     uint32_t queued;
     struct gpu_comm *comms;
     uint32_t last_comm;
-    struct gpu_worker *workers;           /* [ENGINE_GPU_WORKERS], once there is one */
-    uint32_t worker_count;                /* their numbers are below it */
-    uint64_t instances[ENGINE_GPU_RANKS]; /* scratch: of the work that is being started */
+    struct gpu_worker *workers;               /* [ENGINE_GPU_WORKERS], once there is one */
+    uint32_t worker_count;                    /* their numbers are below it */
+    uint64_t instances[ENGINE_GPU_RANKS];     /* scratch: of the work that is being started */
+    struct gpu_job *packed[HVI_DEVICE_WORKS]; /* scratch: of engine_gpu_pack */
+    struct engine_batch pack;
 };
 
 /* ---- gpu.c ---- */
@@ -90,6 +103,13 @@ void engine_gpu_push(struct gpu *gpu);
 void engine_gpu_post(struct gpu *gpu, struct gpu_job *job);
 /* The first failure stays. */
 void engine_gpu_fail(struct engine_batch *batch, int status, const char *text);
+/* The job fails: what a worker has is answered by it, with all of its pack. */
+void engine_gpu_fail_job(struct gpu *gpu, struct gpu_job *job, int status, const char *text);
+
+/* ---- gpu_pack.c ---- */
+
+/* What goes to the workers when the queued job does: its batch, or gpu->pack, with gpu->packed. */
+const struct engine_batch *engine_gpu_pack(struct gpu *gpu, struct gpu_job *job);
 
 /* ---- gpu_fences.c ---- */
 
@@ -110,10 +130,14 @@ uint64_t engine_gpu_sequence(const struct gpu_job *job);
 bool engine_gpu_has_nodes(const struct gpu_job *job);
 /* Whether the work is over, or else has begun, on all other nodes. */
 bool engine_gpu_is_past(const struct gpu_job *job, bool over);
+/* A tentative work has been started here. */
+void engine_gpu_note_start(struct gpu_job *job);
+/* Tells other nodes what is new. True if works are not tentative any more: engine_gpu_push. */
+bool engine_gpu_spread_news(struct gpu *gpu);
 /* Whether the work has failed on another node, whose workers may not come to it any more. */
 bool engine_gpu_has_failed(const struct gpu_job *job);
-/* The work is over here, or else has begun: nodes are told. */
-void engine_gpu_say(struct gpu *gpu, struct gpu_job *job, bool over);
+/* The work has begun here: nodes are told. */
+void engine_gpu_say_begun(struct gpu *gpu, const struct gpu_job *job);
 /* All workers here have answered. The job is over, or waits for other nodes. */
 void engine_gpu_settle(struct gpu *gpu, struct gpu_job *job);
 

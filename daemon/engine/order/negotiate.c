@@ -182,10 +182,10 @@ static void op_free(struct engine_order *order, struct engine_op *op)
         free(op->joined);
         free(op->without);
         free(op->instances);
-        op->instances = NULL;
         op->joined = NULL;
         op->without = NULL;
     }
+    op->instances = NULL; /* else lent by the schedule */
     op->tensor = NULL;
     op->set = NULL;
     op->matrix = NULL;
@@ -846,6 +846,7 @@ void engine_op_come_back(struct engine_order *order, struct engine_op *op)
 void engine_op_done(struct engine_order *order, struct engine_op *op, int status, const char *text,
                     int32_t culprit)
 {
+    engine_schedule_ended(op, status);
     if (op->group)
         engine_group_done(order, op, status, text, culprit);
     else

@@ -41,10 +41,11 @@ static bool are_kept(const struct engine_op *op)
 
 bool engine_root_replay_may(const struct engine_root *root, const struct engine_op *op)
 {
-    const bool of_all = !op->set->join && op->set->span->nodes == root->roster->nodes &&
-                        root->joined_count == 0 && !root->on_gpus;
+    const bool of_all =
+        !op->set->join && op->set->span->nodes == root->roster->nodes && root->joined_count == 0;
 
     return root->replay && *root->replay && engine_schedule_may_repeat(op) && of_all &&
+           (!root->on_gpus || engine_schedule_may_repeat_on_gpus(op, root->instances)) &&
            !(op->tensor->anon && engine_op_first_part(op)->leader) && are_kept(op);
 }
 

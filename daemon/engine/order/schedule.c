@@ -40,6 +40,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* The message that it will be. */
 struct engine_schedule_report {
@@ -51,6 +52,63 @@ bool engine_schedule_may_repeat(const struct engine_op *op)
 {
     return op->kind == HVI_KIND_BARRIER || op->kind == HVI_KIND_ALLREDUCE ||
            op->kind == HVI_KIND_BROADCAST || engine_sizes_asks(op->kind);
+}
+
+/* ---- memory of GPUs ---- */
+
+/* Where the others' memory is a node has from the last verdict. Every member has some, so every node has a part of the work; what
+ * is sized late, and what has no name of its own, is negotiated. */
+bool engine_schedule_may_repeat_on_gpus(const struct engine_op *op, const uint64_t *instances)
+{
+    if ((op->kind != HVI_KIND_ALLREDUCE && op->kind != HVI_KIND_BROADCAST) || op->tensor->anon)
+        return false;
+    for (uint32_t i = 0; i < op->set->size; i++) {
+        if (instances[i] == 0)
+            return false;
+    }
+    return true;
+}
+
+/* Those of the verdict, for the next op of this name. Without memory for them that is negotiated. */
+static void keep_gpus(const struct engine_op *op)
+{
+    struct engine_tensor *tensor = op->tensor;
+    const uint32_t size = op->set->size;
+    const bool keeps = op->instances && engine_schedule_may_repeat_on_gpus(op, op->instances);
+
+    if (!keeps || (tensor->gpus && tensor->gpus->count != size)) {
+        free(tensor->gpus);
+        tensor->gpus = NULL;
+    }
+    if (keeps && !tensor->gpus)
+        tensor->gpus = malloc(sizeof *tensor->gpus + size * sizeof tensor->gpus->instances[0]);
+    if (!keeps || !tensor->gpus)
+        return;
+    tensor->gpus->count = size;
+    tensor->gpus->failed = false;
+    memcpy(tensor->gpus->instances, op->instances, size * sizeof op->instances[0]);
+}
+
+/* Every rank here has its memory where it had it. All parts say the same of it, as the entry does. */
+static bool gpus_repeat(const struct engine_op *op, const struct engine_tensor *entry)
+{
+    const struct engine_kept_gpus *kept = entry->gpus;
+
+    if (entry->agreed.memory != HVI_MEMORY_DEVICE)
+        return true;
+    if (!kept || kept->failed || kept->count != op->set->size)
+        return false;
+    for (uint32_t i = 0; i < op->set->places; i++) {
+        if (op->parts[i]->instance != kept->instances[op->set->numbers[i]])
+            return false;
+    }
+    return true;
+}
+
+void engine_schedule_ended(struct engine_op *op, int status)
+{
+    if (status != HVI_OK && op->tensor->gpus)
+        op->tensor->gpus->failed = true;
 }
 
 /* ---- unnamed ops ---- */
@@ -170,6 +228,7 @@ void engine_schedule_note(struct engine_order *order, const struct engine_op *op
         return;
     engine_agree_remember(op);
     engine_sizes_keep(op, op->tensor);
+    keep_gpus(op);
     op->tensor->refs++;
     if (schedule->past_count == ENGINE_STEP_MAX)
         engine_tensor_put(&order->tensors, schedule->past[schedule->past_at]);
@@ -214,6 +273,9 @@ static void start(struct engine_order *order, struct engine_op *op)
     schedule->progress++;
     op->sequence = ++order->sequence;
     op->tentative = op->replayed = true;
+    if (op->parts[0]->memory == HVI_MEMORY_DEVICE)
+        op->instances =
+            op->tensor->gpus->instances; /* lent: the next verdict of this name comes later */
     op->ready_ns = order->now_ns;
     order->observer->op_complete(order->user, op);
     if (!engine_sizes_asks(op->kind)) {
@@ -247,7 +309,7 @@ static bool all_repeat(const struct engine_op *op, const struct engine_tensor *e
                          : !engine_agree_repeats_as(op->parts[i], entry))
             return false;
     }
-    return engine_sizes_repeat(op, entry);
+    return engine_sizes_repeat(op, entry) && gpus_repeat(op, entry);
 }
 
 /* The op is the next one of its entry. */
@@ -534,6 +596,7 @@ static void withdraw(struct engine_order *order, uint64_t least, uint64_t top)
         next = op->set_next;
         if (op->sequence < least)
             continue;
+        op->instances = NULL;
         engine_span_report_again(order, op);
         op->withdrawn = true;
         schedule->returning++;

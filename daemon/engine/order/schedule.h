@@ -6,6 +6,9 @@
 
 #include "proto/mesh.h"
 
+#include <stdbool.h>
+#include <stdint.h>
+
 struct engine_op;
 struct engine_order;
 
@@ -18,6 +21,10 @@ void engine_schedule_returned(struct engine_order *order, struct engine_op *op);
 
 /* Whether a work of this op may be started without the root: its kind. */
 bool engine_schedule_may_repeat(const struct engine_op *op);
+/* The same on memory of GPUs, which these workers have, by set rank. */
+bool engine_schedule_may_repeat_on_gpus(const struct engine_op *op, const uint64_t *instances);
+/* The op is over: what has failed on GPUs is negotiated the next time. */
+void engine_schedule_ended(struct engine_op *op, int status);
 /* Drops what it holds. Harmless on a zeroed one. */
 void engine_schedule_close(struct engine_order *order);
 /* The root has started it. */

@@ -149,6 +149,8 @@ void engine_tensor_put(struct engine_tensors *tensors, struct engine_tensor *ten
     tensors->count--;
     free(tensor->kept);
     tensor->kept = NULL;
+    free(tensor->gpus);
+    tensor->gpus = NULL;
     if (tensor->anon) {
         tensor->timeline_epoch = 0;
         tensor->next = tensors->free;

@@ -30,6 +30,13 @@ struct engine_kept_sizes {
     int64_t rows[];
 };
 
+/* The workers of GPUs that had the memory of its last work over several nodes, by set rank: schedule.c. */
+struct engine_kept_gpus {
+    uint32_t count;
+    bool failed; /* that work */
+    uint64_t instances[];
+};
+
 /* A tensor name in one process set, and what waits under it. */
 struct engine_tensor {
     struct engine_tensor *next; /* in the bucket, or in the list of free ones */
@@ -37,6 +44,7 @@ struct engine_tensor {
     struct engine_op *failed;   /* FAILED ones, oldest first, by .fallen */
     struct engine_agreed agreed;
     struct engine_kept_sizes *kept; /* NULL: none */
+    struct engine_kept_gpus *gpus;  /* likewise */
     uint64_t set;                   /* serial of the set */
     uint64_t hash;
     uint64_t anon_seq;       /* unnamed: matched by (anon_kind, anon_seq, pair) */

@@ -1355,19 +1355,65 @@ START_TEST(both_nodes_of_a_send_are_told_which_worker_has_either_ranks_memory)
 }
 END_TEST
 
-/* Which worker has what is in the root's word. */
-START_TEST(a_step_on_gpus_is_negotiated_each_time)
+static bool is_replayed(void)
+{
+    for (uint32_t i = 0; i < job.nodes; i++) {
+        if (!job.node[i].order.schedule.live)
+            return false;
+    }
+    return true;
+}
+
+static void play_on_gpus(const struct hvt_bring *what, uint32_t turns)
+{
+    for (uint32_t turn = 0; turn < turns && !is_replayed(); turn++) {
+        bring_all_on_gpus(0, what);
+        step();
+        expect_workers(-1);
+    }
+}
+
+/* Which worker has what stands in the last verdict. */
+START_TEST(a_step_on_gpus_is_replayed_while_memory_stays_where_it_was)
 {
     struct hvt_bring sum = allreduce("w1", 4);
 
     begin(&layouts[_i], 10);
-    for (uint32_t turn = 0; turn < 8; turn++) {
-        bring_all_on_gpus(0, &sum);
-        step();
-        expect_workers(-1);
-        for (uint32_t i = 0; i < job.nodes; i++)
-            ck_assert(!job.node[i].order.schedule.live);
+    play_on_gpus(&sum, 8);
+    ck_assert(is_replayed());
+    bring_all_on_gpus(0, &sum);
+    step();
+    expect_workers(-1);
+    ck_assert(is_replayed());
+    for (int32_t rank = 0; rank < one.size; rank++) { /* the last rank's has another worker now */
+        struct hvt_bring mine = on_gpu(sum, rank);
+        mine.instance += rank == one.size - 1;
+        bring(rank, 0, &mine);
     }
+    step();
+    ck_assert(!is_replayed());
+    for (uint32_t i = 0; i < job.nodes; i++)
+        ck_assert_uint_eq(job.node[i].workers[one.size - 1], 100 + (uint64_t)one.size);
+    play_on_gpus(&sum, 64);
+    ck_assert(is_replayed());
+    end();
+}
+END_TEST
+
+/* Of what is sized late, and of a rank without bytes, a node does not know enough. */
+START_TEST(other_steps_on_gpus_are_negotiated_each_time)
+{
+    struct hvt_bring what = allreduce("w1", 4);
+
+    begin(&layouts[0], 10);
+    if (_i == 0) {
+        what.kind = HVI_KIND_ALLGATHER;
+        what.room = 1 << 16;
+    }
+    if (_i == 1)
+        what.name = NULL;
+    play_on_gpus(&what, 8);
+    ck_assert(!is_replayed());
     end();
 }
 END_TEST
@@ -2720,7 +2766,9 @@ static void add_gpus(TCase *tcase)
     tcase_add_test(tcase, ranks_that_disagree_on_memory_stand_in_the_sentence);
     tcase_add_test(tcase, a_rank_without_an_input_gives_no_output_on_a_gpu_afterwards);
     tcase_add_test(tcase, both_nodes_of_a_send_are_told_which_worker_has_either_ranks_memory);
-    tcase_add_loop_test(tcase, a_step_on_gpus_is_negotiated_each_time, 0, LAYOUTS);
+    tcase_add_loop_test(tcase, a_step_on_gpus_is_replayed_while_memory_stays_where_it_was, 0,
+                        LAYOUTS);
+    tcase_add_loop_test(tcase, other_steps_on_gpus_are_negotiated_each_time, 0, 2);
 }
 
 int main(void)

@@ -221,7 +221,7 @@ START_TEST(what_is_said_of_gpus_arrives_as_it_was)
     ck_assert_str_eq(again.gpu.text, "too many");
     ck_assert_uint_eq(again.gpu.sequence, UINT64_MAX);
     hvi_mesh_free(&again);
-    packet.gpu.what = HVI_MESH_GPU_OVER + 1;
+    packet.gpu.what = HVI_MESH_GPU_STARTED + 1;
     ck_assert_int_eq(hvi_mesh_encode(&packet, &bytes, &length), HVI_ERR_INVALID);
     packet.has_gpu = false;
     packet.has_verdict = true;

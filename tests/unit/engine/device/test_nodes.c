@@ -24,13 +24,13 @@ static struct {
     struct engine_gpu_news news; /* the last */
 } rig;
 
-static struct {
+static struct op {
     struct engine_batch batch;
     struct engine_work work;
     struct engine_span span;
     struct engine_operand in[2], out[2];
     struct engine_fence fence[2];
-} op;
+} op, ops[4];
 
 static uint32_t node_numbers[] = {5, 7}, places[] = {2, 2};
 static uint32_t home[MEMBERS] = {0, 1, 0, 1}, place[MEMBERS] = {0, 0, 1, 1};
@@ -163,14 +163,14 @@ static void answer(int status)
 static void hear_of(uint32_t node, uint64_t sequence, int status, const char *text)
 {
     const struct engine_gpu_news news = {
-        .over = true, .sequence = sequence, .status = status, .text = text};
+        .word = ENGINE_GPU_OVER, .sequence = sequence, .status = status, .text = text};
 
     engine_gpu_backend_heard(rig.row, rig.instances, rig.comm.ranks, node, &news);
 }
 
 static void hear_begun(uint32_t node)
 {
-    const struct engine_gpu_news news = {.sequence = 9, .text = ""};
+    const struct engine_gpu_news news = {.word = ENGINE_GPU_BEGUN, .sequence = 9, .text = ""};
 
     engine_gpu_backend_heard(rig.row, rig.instances, rig.comm.ranks, node, &news);
     engine_backend_gpu.watch(rig.row);
@@ -263,7 +263,8 @@ START_TEST(a_work_is_over_when_it_is_over_on_every_node)
     answer(HVI_OK);
     ck_assert_uint_eq(rig.posted, 0);
     ck_assert_uint_eq(rig.told, 1);
-    ck_assert(rig.news.over && rig.news.sequence == 9 && rig.news.status == HVI_OK);
+    ck_assert(rig.news.word == ENGINE_GPU_OVER && rig.news.sequence == 9 &&
+              rig.news.status == HVI_OK);
     hear(8, HVI_OK, "");
     ck_assert_uint_eq(rig.posted, 0);
     hear(9, HVI_OK, "");
@@ -341,7 +342,8 @@ START_TEST(another_node_than_the_first_speaks_with_that_one_alone)
     answer(HVI_OK);
     ck_assert_uint_eq(rig.told, 1);
     ck_assert_uint_eq(rig.told_node, 5);
-    ck_assert(rig.news.over && rig.news.sequence == 9 && rig.news.status == HVI_OK);
+    ck_assert(rig.news.word == ENGINE_GPU_OVER && rig.news.sequence == 9 &&
+              rig.news.status == HVI_OK);
     hear_of(7, 9, HVI_OK, "");
     ck_assert_uint_eq(rig.posted, 0);
     hear_of(5, 9, HVI_OK, "");
@@ -364,11 +366,11 @@ START_TEST(nodes_tell_each_other_in_the_same_way_that_a_work_has_begun)
     ck_assert_uint_eq(rig.told, 0);
     hear_begun(8);
     ck_assert_uint_eq(rig.told, 1);
-    ck_assert(rig.told_node == 7 && !rig.news.over && rig.news.sequence == 9);
+    ck_assert(rig.told_node == 7 && rig.news.word == ENGINE_GPU_BEGUN && rig.news.sequence == 9);
     ck_assert_uint_eq(rig.stuck, 0);
     hear_begun(7);
     ck_assert_uint_eq(rig.told, 2);
-    ck_assert(rig.told_node == 8 && !rig.news.over);
+    ck_assert(rig.told_node == 8 && rig.news.word == ENGINE_GPU_BEGUN);
     usleep(1000);
     engine_backend_gpu.watch(rig.row);
     ck_assert_uint_eq(rig.stuck, _i == 0); /* its worker is late, if it has not answered */
@@ -383,7 +385,8 @@ START_TEST(the_first_node_passes_a_failure_on_at_once_and_once)
     hear_of(7, 9, HVI_ERR_LIMIT, "too many ranks");
     ck_assert_uint_eq(rig.told, 1);
     ck_assert_uint_eq(rig.told_node, 8);
-    ck_assert(rig.news.over && rig.news.sequence == 9 && rig.news.status == HVI_ERR_LIMIT);
+    ck_assert(rig.news.word == ENGINE_GPU_OVER && rig.news.sequence == 9 &&
+              rig.news.status == HVI_ERR_LIMIT);
     answer(HVI_OK);
     ck_assert_uint_eq(rig.told, 1);
     ck_assert_uint_eq(rig.posted, 1);
@@ -479,6 +482,214 @@ START_TEST(too_many_ranks_on_a_gpu_of_any_node_are_refused_on_all)
 }
 END_TEST
 
+/* ---- steps that are replayed ---- */
+
+static void begin_ops(void)
+{
+    for (uint32_t i = 0; i < 4; i++) {
+        struct op *each = &ops[i];
+        *each = op;
+        each->span.sequence = 9 + i;
+        each->span.tentative = true;
+        each->work.span = &each->span;
+        each->work.in = each->in;
+        each->work.out = each->out;
+        each->work.fence = each->fence;
+        each->batch.works[0] = &each->work;
+    }
+}
+
+static void start_ops(uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        engine_backend_gpu.start(rig.row, &ops[i].batch);
+    engine_gpu_backend_comm(rig.row, rig.comm.number, HVI_OK, "");
+    engine_gpu_backend_look(rig.row);
+}
+
+static void hear_started(uint32_t node, uint64_t sequence)
+{
+    const struct engine_gpu_news news = {
+        .word = ENGINE_GPU_STARTED, .sequence = sequence, .text = ""};
+
+    engine_gpu_backend_heard(rig.row, rig.instances, rig.comm.ranks, node, &news);
+}
+
+static void expect_told(uint32_t times, uint32_t node, enum engine_gpu_word word, uint64_t sequence)
+{
+    ck_assert_uint_eq(rig.told, times);
+    ck_assert_uint_eq(rig.told_node, node);
+    ck_assert_uint_eq(rig.news.word, word);
+    ck_assert_uint_eq(rig.news.sequence, sequence);
+}
+
+START_TEST(a_tentative_work_goes_to_no_worker_before_all_nodes_have_started_it)
+{
+    be_one_of_three(true);
+    begin_ops();
+    start_ops(1);
+    ck_assert_uint_eq(rig.told, 0);
+    hear_started(7, 9);
+    ck_assert_uint_eq(rig.told, 0);
+    ck_assert_uint_eq(rig.started, 0);
+    ck_assert(engine_gpu_backend_is_tentative(rig.row, &ops[0].batch));
+    hear_started(8, 9);
+    expect_told(2, 8, ENGINE_GPU_STARTED, 9);
+    ck_assert_uint_eq(rig.started, 1);
+    ck_assert(!engine_gpu_backend_is_tentative(rig.row, &ops[0].batch));
+}
+END_TEST
+
+START_TEST(another_node_than_the_first_waits_for_the_word_of_that_one)
+{
+    be_one_of_three(false);
+    begin_ops();
+    start_ops(2);
+    expect_told(1, 5, ENGINE_GPU_STARTED, 10); /* one message for both */
+    hear_started(7, 10);                       /* it does not speak for all */
+    ck_assert_uint_eq(rig.started, 0);
+    hear_started(5, 10);
+    ck_assert_uint_eq(rig.started, 2);
+    ck_assert_uint_eq(rig.told, 1);
+}
+END_TEST
+
+START_TEST(works_that_all_nodes_have_started_are_one_batch_and_cost_one_word_of_their_end)
+{
+    begin_ops();
+    start_ops(3);
+    hear_started(7, 11);
+    expect_told(1, 7, ENGINE_GPU_STARTED, 11);
+    ck_assert_uint_eq(rig.started, 3);
+    const struct hvi_device_batch *batch = slot(0);
+    ck_assert_uint_eq(batch->works, 3);
+    ck_assert_uint_eq(batch->slots, 1 + 3 * 3);
+    answer(HVI_OK);
+    expect_told(2, 7, ENGINE_GPU_OVER, 11);
+    ck_assert_uint_eq(rig.posted, 0);
+    hear(11, HVI_OK, "");
+    ck_assert_uint_eq(rig.posted, 3);
+    for (uint32_t i = 0; i < 3; i++)
+        ck_assert_int_eq(ops[i].batch.status, HVI_OK);
+}
+END_TEST
+
+/* Another node may have had the first word when the third work had not come. */
+START_TEST(works_of_two_words_are_two_batches_also_if_both_wait)
+{
+    begin_ops();
+    for (uint32_t i = 0; i < 3; i++)
+        engine_backend_gpu.start(rig.row, &ops[i].batch);
+    hear_started(7, 10);
+    hear_started(7, 11);
+    ck_assert_uint_eq(rig.started, 0);
+    engine_gpu_backend_comm(rig.row, rig.comm.number, HVI_OK, "");
+    ck_assert_uint_eq(rig.started, 3);
+    const struct hvi_device_batch *batch = slot(0), *second = slot(1 + 2 * 3);
+    ck_assert_uint_eq(batch->works, 2);
+    ck_assert_uint_eq(second->command, HVI_DEVICE_BATCH);
+    ck_assert_uint_eq(second->works, 1);
+}
+END_TEST
+
+static void of_another_op(void)
+{
+    ops[1].work.reduce_op = HVI_REDUCE_SUM;
+}
+
+static void of_a_large_op(void)
+{
+    ops[1].work.bytes = 512 * 1024;
+}
+
+static void with_memory_elsewhere(void)
+{
+    static const uint64_t others[MEMBERS] = {100, 201, 100, 200};
+
+    ops[1].span.instances = others;
+}
+
+static void of_an_adasum(void)
+{
+    for (uint32_t i = 0; i < 2; i++)
+        ops[i].work.reduce_op = HVI_REDUCE_ADASUM;
+}
+
+static void that_was_negotiated(void)
+{
+    ops[0].span.tentative = false;
+}
+
+static void (*const unlike[])(void) = {of_another_op, of_a_large_op, with_memory_elsewhere,
+                                       of_an_adasum, that_was_negotiated};
+
+START_TEST(works_that_are_not_alike_are_batches_of_their_own)
+{
+    static const uint64_t comms[][3] = {{100, 200, 201}, {100, 201, 200}};
+    const struct engine_gpu_news news = {.word = ENGINE_GPU_STARTED, .sequence = 10, .text = ""};
+
+    begin_ops();
+    unlike[_i]();
+    start_ops(2);
+    for (uint32_t comm = 1; comm <= rig.comm.number; comm++) /* its own, with memory elsewhere */
+        engine_gpu_backend_comm(rig.row, comm, HVI_OK, "");
+    for (uint32_t comm = 0; comm < 2; comm++)
+        engine_gpu_backend_heard(rig.row, comms[comm], 3, 7, &news);
+    const struct hvi_device_batch *batch = slot(0);
+    ck_assert_uint_eq(batch->works, 1);
+    ck_assert_uint_eq(rig.started, 2);
+}
+END_TEST
+
+START_TEST(works_that_some_node_has_not_started_are_withdrawn)
+{
+    begin_ops();
+    start_ops(3);
+    hear_started(7, 9);
+    ck_assert_uint_eq(rig.started, 1);
+    engine_gpu_backend_withdraw(rig.row, 10);
+    ck_assert_uint_eq(rig.posted, 2);
+    ck_assert_int_eq(ops[1].batch.status, ENGINE_BATCH_WITHDRAWN);
+    ck_assert_int_eq(ops[2].batch.status, ENGINE_BATCH_WITHDRAWN);
+    answer(HVI_OK);
+    hear(9, HVI_OK, "");
+    ck_assert_uint_eq(rig.posted, 3);
+    ck_assert_int_eq(ops[0].batch.status, HVI_OK);
+}
+END_TEST
+
+START_TEST(a_communicator_that_cannot_be_fails_a_tentative_work_when_all_have_started_it)
+{
+    begin_ops();
+    engine_backend_gpu.start(rig.row, &ops[0].batch);
+    engine_gpu_backend_comm(rig.row, rig.comm.number, HVI_ERR_LIMIT, "too many");
+    ck_assert_uint_eq(rig.posted, 0);
+    hear_started(7, 9);
+    ck_assert_uint_eq(rig.posted, 1);
+    ck_assert_int_eq(ops[0].batch.status, HVI_ERR_LIMIT);
+}
+END_TEST
+
+START_TEST(a_pack_fails_as_a_whole)
+{
+    begin_ops();
+    start_ops(3);
+    hear_started(7, 11);
+    if (_i == 0)
+        engine_backend_gpu.cancel(rig.row, &ops[1].batch);
+    if (_i == 1)
+        engine_gpu_backend_lost(rig.row, 3, "GPU 3: it has ended");
+    if (_i < 2)
+        ck_assert_uint_eq(rig.posted, _i == 0 ? 0 : 3);
+    if (_i != 1)
+        answer(_i == 0 ? HVI_OK : HVI_ERR_NO_MEMORY);
+    ck_assert_uint_eq(rig.posted, 3);
+    const int due[] = {HVI_ERR_CANCELLED, HVI_ERR_WORKER_LOST, HVI_ERR_NO_MEMORY};
+    for (uint32_t i = 0; i < 3; i++)
+        ck_assert_int_eq(ops[i].batch.status, due[_i]);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("engine/device/nodes");
@@ -507,6 +718,17 @@ int main(void)
     tcase_add_test(tcase, a_work_that_is_cancelled_before_it_starts_ends_its_communicator);
     tcase_add_test(tcase, a_node_without_memory_of_a_work_has_nothing_to_do);
     tcase_add_test(tcase, too_many_ranks_on_a_gpu_of_any_node_are_refused_on_all);
+    tcase_add_test(tcase, a_tentative_work_goes_to_no_worker_before_all_nodes_have_started_it);
+    tcase_add_test(tcase, another_node_than_the_first_waits_for_the_word_of_that_one);
+    tcase_add_test(tcase,
+                   works_that_all_nodes_have_started_are_one_batch_and_cost_one_word_of_their_end);
+    tcase_add_test(tcase, works_of_two_words_are_two_batches_also_if_both_wait);
+    tcase_add_loop_test(tcase, works_that_are_not_alike_are_batches_of_their_own, 0,
+                        sizeof unlike / sizeof unlike[0]);
+    tcase_add_test(tcase, works_that_some_node_has_not_started_are_withdrawn);
+    tcase_add_test(tcase,
+                   a_communicator_that_cannot_be_fails_a_tentative_work_when_all_have_started_it);
+    tcase_add_loop_test(tcase, a_pack_fails_as_a_whole, 0, 3);
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);
 }
