@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * What memory a pointer is, and by which kind of handle another process can open it, in the order of
- * UCX (cuda_ipc_md.c): a legacy handle, a descriptor for each physical chunk, a pool's.
+ * UCX (cuda_ipc_md.c): a legacy handle, a descriptor for each physical chunk, a pool's. Fabric handles are left.
  *
  * BUFFER_ID tells an allocation from a later one at the same address, whose handle may have the very
  * same bytes. In a reservation (PyTorch's expandable segments) each mapped chunk has an address range and a BUFFER_ID of its own, so
@@ -98,6 +98,7 @@ static void choose_handle(const struct hvi_cuda *cuda, const uint64_t answers[AS
         memory->handle = HVI_DEVICE_VMM;
     } else {
         memory->kind = CLIENT_DEVICE_UNSHARED;
+        memory->has_fabric = answers[ASKED_HANDLES] & HVI_CU_HANDLE_FABRIC;
     }
 }
 

@@ -206,11 +206,13 @@ static int use(struct client_memory *memory, struct client_device_memory *known,
             "give NULL",
             what, which, operand->data);
     if (known->kind == CLIENT_DEVICE_UNSHARED)
-        return client_error(
-            HVD_ERR_UNSUPPORTED,
-            "%s: %s (%p) lies in device memory that no other process can open; allocate "
-            "it by cudaMalloc, or submit it without a stream, so that it is copied",
-            what, which, operand->data);
+        return client_error(HVD_ERR_UNSUPPORTED,
+                            "%s: %s (%p) lies in device memory %s; allocate "
+                            "it by cudaMalloc, or submit it without a stream, so that it is copied",
+                            what, which, operand->data,
+                            known->has_fabric
+                                ? "that has fabric handles alone, which hvdd does not open"
+                                : "that no other process can open");
     struct client_memory_row *row = row_of(memory, known);
     int rc = HVD_OK;
     if (row)

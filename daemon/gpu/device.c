@@ -65,8 +65,11 @@ static bool find_device(struct gpu_device *device)
             return false;
     }
     if (!found)
-        snprintf(device->why, sizeof(device->why),
-                 "the driver shows hvdd's worker %d GPUs, and this is none of them", count);
+        snprintf(
+            device->why, sizeof(device->why),
+            "the driver shows hvdd's worker %d GPUs, and this is none of them (of instances in "
+            "MIG mode it shows one)",
+            count);
     return found;
 }
 

@@ -23,6 +23,8 @@ _Static_assert(GPU_STREAMS * sizeof(struct gpu_words) <= WORDS_BYTES, "one page"
 #define THREADS      256u
 #define THREAD_BYTES 64u /* of one input, for each thread of a grid */
 #define BLOCKS_MAX   1024u
+#define LOAD_CALLS                                                                                 \
+    4u /* loading kernels may take as long as so many calls: the driver may compile them */
 
 static const char *const kernel_names[GPU_STREAM_KERNELS] = {
     [GPU_STEP_REDUCE] = "hvd_reduce",
@@ -55,13 +57,32 @@ static const void *map_image(const char *file, char *text_p, size_t text_size)
     return image == MAP_FAILED ? NULL : image;
 }
 
+/* A driver that is older than the toolkit refuses what that has compiled, though it knows the GPU. */
+static void describe_load(const struct gpu_calls *calls, int error, bool has_none, char *text_p,
+                          size_t text_size)
+{
+    const int version = calls->cuda->version;
+    char name[64];
+
+    hvi_cuda_describe(calls->cuda, error, name, sizeof(name));
+    if (has_none)
+        snprintf(text_p, text_size,
+                 "this hvdd-gpu was built without nvcc and has no kernels; gpu-kernels "
+                 "(hvdd.conf) names a file that has");
+    else
+        snprintf(text_p, text_size,
+                 "%s; the driver is of CUDA %d.%d, and kernels that a newer nvcc has compiled are "
+                 "nothing to it: gpu-kernels (hvdd.conf) names a file of others",
+                 name, version / 1000, version % 1000 / 10);
+}
+
 static bool load_image(struct gpu_streams *streams, const char *file)
 {
     static const uint64_t nothing[8]; /* which every driver refuses */
     struct gpu_calls *calls = streams->calls;
     const bool is_built_in = gpu_kernels_image_bytes > 0;
     const void *image = is_built_in ? (const void *)gpu_kernels_image : nothing;
-    char text[200];
+    char text[280];
 
     if (file[0] != '\0')
         image = map_image(file, text, sizeof(text));
@@ -69,17 +90,15 @@ static bool load_image(struct gpu_streams *streams, const char *file)
         gpu_calls_fail(calls, "gpu-kernels", text);
         return false;
     }
-    gpu_calls_begin(calls, "cuLibraryLoadData", calls->usual_ns);
+    gpu_calls_begin(calls, "cuLibraryLoadData", LOAD_CALLS * calls->usual_ns);
     const int error =
         calls->cuda->library_load(&streams->library, image, NULL, NULL, 0, NULL, NULL, 0);
     gpu_calls_end(calls);
-    if (error != HVI_CU_OK && file[0] == '\0' && !is_built_in) {
-        gpu_calls_fail(calls, "cuLibraryLoadData",
-                       "this hvdd-gpu was built without nvcc and has no kernels; gpu-kernels "
-                       "(hvdd.conf) names a file that has");
-        return false;
-    }
-    return gpu_calls_good(calls, "cuLibraryLoadData", error);
+    if (error == HVI_CU_OK)
+        return true;
+    describe_load(calls, error, file[0] == '\0' && !is_built_in, text, sizeof(text));
+    gpu_calls_fail(calls, "cuLibraryLoadData", text);
+    return false;
 }
 
 static bool launch(struct gpu_streams *streams, struct gpu_stream *stream, enum gpu_step_kind kind,

@@ -100,6 +100,8 @@ int cu_library_load(hvi_cu_library *library_p, const void *image, void *options,
     (void)library_options, (void)library_values, (void)library_count;
     if (error != HVI_CU_OK || image == NULL)
         return error != HVI_CU_OK ? error : HVI_CU_INVALID_VALUE;
+    if (fake_fault("old-driver") != 0)
+        return FAKE_INVALID_IMAGE;
     fake_may_synchronize("load");
     *library_p = &the_library;
     return HVI_CU_OK;

@@ -149,7 +149,7 @@ static bool attribute(const struct range *range, int what, void *value_p)
         *(int *)value_p = range != NULL && (kind != RANGE_MAPPED || range->is_accessible);
         return true;
     case HVI_CU_POINTER_HANDLE_TYPES:
-        *(uint64_t *)value_p = kind == RANGE_MAPPED && range->is_shared ? HVI_CU_HANDLE_FD : 0;
+        *(uint64_t *)value_p = kind == RANGE_MAPPED ? (uint64_t)range->handle_types : 0;
         return true;
     case HVI_CU_POINTER_MEMPOOL:
         *(void **)value_p = kind == RANGE_POOLED ? range->owner : NULL;

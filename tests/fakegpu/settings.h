@@ -36,6 +36,7 @@
  * | delay@us | everything in a stream takes so much longer |
  * | deaf | no store of a CPU releases a stream that waits in host memory (P4's other answer) |
  * | no-memops | no 64-bit memory operations of streams |
+ * | old-driver | it cannot read kernels: 200 |
  * | exporter-exit@n | the process is killed at its first call after the n-th handle was exported |
  * | wrong-reduce | the probes' kernels add a wrong element |
  * | nccl-join-hang@n, nccl-hang@n, nccl-error@n | the n-th communicator is never joined; the n-th op never ends, and for the

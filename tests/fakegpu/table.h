@@ -34,6 +34,7 @@ struct range {
     int references;           /* IMPORTED: opens */
     bool is_accessible;       /* MAPPED: cuMemSetAccess was called */
     bool is_shared;           /* others may open it: freeing it while they do is a fault */
+    int handle_types;         /* RANGE_MAPPED: for which it was made */
     struct hvi_cu_ipc handle; /* IMPORTED: as it was opened */
     void *owner;              /* MAPPED: its physical memory; POOLED: its pool */
     const char *gone;         /* GONE: the call that ended it */

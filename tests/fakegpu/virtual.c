@@ -20,15 +20,15 @@
 
 struct physical { /* what a hvi_cu_allocation points to */
     struct physical *next;
-    int fd, device, references;
-    bool is_exportable, is_own;
+    int fd, device, references, handle_types;
+    bool is_own;
     size_t bytes;
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct physical *all;
 
-static struct physical *add(int fd, int device, size_t bytes, bool is_own, bool is_exportable)
+static struct physical *add(int fd, int device, size_t bytes, bool is_own, int handle_types)
 {
     struct physical *physical = calloc(1, sizeof(*physical));
 
@@ -39,7 +39,7 @@ static struct physical *add(int fd, int device, size_t bytes, bool is_own, bool 
                                   .fd = fd,
                                   .device = device,
                                   .references = 1,
-                                  .is_exportable = is_exportable,
+                                  .handle_types = handle_types,
                                   .is_own = is_own,
                                   .bytes = bytes};
     all = physical;
@@ -103,8 +103,7 @@ int cu_create(hvi_cu_allocation *handle_p, size_t bytes,
         fake_give_back(context->physical, bytes);
         return HVI_CU_OUT_OF_MEMORY;
     }
-    *handle_p = (uintptr_t)add(fd, context->physical, bytes, true,
-                               properties->handle_types == HVI_CU_HANDLE_FD);
+    *handle_p = (uintptr_t)add(fd, context->physical, bytes, true, properties->handle_types);
     return HVI_CU_OK;
 }
 
@@ -127,7 +126,8 @@ int cu_export_fd(void *fd_p, hvi_cu_allocation handle, int type, uint64_t flags)
 
     if (error != HVI_CU_OK || physical == NULL)
         return error != HVI_CU_OK ? error : HVI_CU_INVALID_VALUE;
-    const bool is_fine = flags == 0 && type == HVI_CU_HANDLE_FD && physical->is_exportable;
+    const bool is_fine =
+        flags == 0 && type == HVI_CU_HANDLE_FD && (physical->handle_types & HVI_CU_HANDLE_FD);
     if (is_fine)
         *(int *)fd_p = fcntl(physical->fd, F_DUPFD_CLOEXEC, 0);
     put(physical);
@@ -145,7 +145,7 @@ int cu_import_fd(hvi_cu_allocation *handle_p, void *fd, int type)
     if (fake_fault_from_now("no-memory"))
         return HVI_CU_OUT_OF_MEMORY;
     int own = fcntl((int)(intptr_t)fd, F_DUPFD_CLOEXEC, 0);
-    *handle_p = (uintptr_t)add(own, device, (size_t)seen.st_size, false, true);
+    *handle_p = (uintptr_t)add(own, device, (size_t)seen.st_size, false, HVI_CU_HANDLE_FD);
     return HVI_CU_OK;
 }
 
@@ -234,7 +234,8 @@ int cu_map(hvi_cu_ptr address, size_t bytes, size_t offset, hvi_cu_allocation ha
     }
     struct range *range = fake_range_add(RANGE_MAPPED, base, bytes, -1, physical->device);
     range->owner = physical; /* with the reference */
-    range->is_shared = physical->is_exportable;
+    range->is_shared = physical->handle_types & HVI_CU_HANDLE_FD;
+    range->handle_types = physical->handle_types;
     return HVI_CU_OK;
 }
 

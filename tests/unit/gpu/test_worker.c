@@ -193,7 +193,15 @@ static void expect_refusal(const char *uuid, const char *part)
 
 START_TEST(a_gpu_that_is_not_there_is_said)
 {
-    expect_refusal("GPU-00000000-0000-0000-0000-000000000000", "this is none of them");
+    expect_refusal("GPU-00000000-0000-0000-0000-000000000000",
+                   "this is none of them (of instances in MIG mode it shows one)");
+}
+END_TEST
+
+START_TEST(a_driver_that_cannot_read_the_kernels_is_said_with_its_version)
+{
+    setenv("FAKEGPU_FAULT", "hvdd-gpu/old-driver", 1);
+    expect_refusal(NULL, "(200); the driver is of CUDA 1");
 }
 END_TEST
 
@@ -228,6 +236,7 @@ int main(void)
     tcase_add_test(tcase, it_ends_with_hvdd_when_no_engine_has_it);
     tcase_add_test(tcase, a_gpu_that_is_not_there_is_said);
     tcase_add_test(tcase, a_gpu_without_memory_operations_is_said);
+    tcase_add_test(tcase, a_driver_that_cannot_read_the_kernels_is_said_with_its_version);
     tcase_add_test(tcase, a_gpu_without_room_for_the_staging_memory_is_said);
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);

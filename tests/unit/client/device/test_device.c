@@ -296,10 +296,14 @@ END_TEST
 
 START_TEST(chunks_without_descriptors_are_copied_or_refused)
 {
-    hvi_cu_ptr base = reserve(2);
+    hvi_cu_ptr base = reserve(3);
     struct hvd_op *op;
     map_chunk(base, 0, HVI_CU_HANDLE_FD);
     map_chunk(base, 1, 0);
+    map_chunk(base, 2, HVI_CU_HANDLE_FABRIC);
+    float *fabric = floats(base, 2, 0);
+    ck_assert_int_eq(submit_on(fabric, fabric, COUNT, stream, &op), HVD_ERR_UNSUPPORTED);
+    ck_assert_ptr_nonnull(strstr(hvd_last_error(), "fabric handles alone"));
     float *memory = floats(base, 1, -10);
     ck_assert_int_eq(submit_on(memory, memory, COUNT, stream, &op), HVD_ERR_UNSUPPORTED);
     ck_assert_ptr_nonnull(strstr(hvd_last_error(), "no other process can open"));
