@@ -9,6 +9,7 @@ import pytest
 
 from hvt import Status, arith, check_prompt, scaled
 from hvt.gpu import FAKE
+from hvt.job import outcomes_of
 from hvt.spread import SpreadJob
 
 INT32 = arith.DTYPES["int32"]
@@ -17,21 +18,33 @@ SILENT_NS = 3_500_000_000  # the same after a cable was cut
 
 
 class Case:
-    """A rank on each node. One waits on the host and in its stream for the other, whose stream has not come."""
+    """A rank on each node. One waits on the host and in its stream for the other, whose stream has not come. `members`: what waits is
+    a group of so many, in a step that is replayed, so that it is one batch."""
 
-    def __init__(self, make_nodes, waits=0):
+    def __init__(self, make_nodes, waits=0, members=0):
         def environment(node):
             return {"FAKEGPU": f"devices=1;free=keeps;meet={node.folder.parent / 'shared'}", "LD_LIBRARY_PATH": str(FAKE)}
         self.nodes = make_nodes(2, ssh=True, environment=environment)
         self.job = SpreadJob(self.nodes, (1, 1))
         self.warm()
         self.streams = [rank.ask("stream", gpu=0)["stream"] for rank in self.job.ranks]
+        for _ in range(8 if members else 0):
+            assert all(outcome.ok for outcome in outcomes_of([(rank, op) for number, rank in enumerate(self.job.ranks)
+                                                              for op in self.submit(number, members)]))
         self.job.ranks[1 - waits].ask("gate", stream=self.streams[1 - waits])
-        ops = [rank.submit("allreduce", "gated", dtype="int32", dims=[2], data=bytes(8), reduce_op="sum", memory="device", gpu=0,
-                           stream=self.streams[number]) for number, rank in enumerate(self.job.ranks)]
-        self.rank, self.stream, self.op = self.job.ranks[waits], self.streams[waits], ops[waits]
-        self.rank.ask("stream_wait", op=self.op, stream=self.stream)
-        assert self.rank.wait(self.op, 0.3).status == Status.ERR_TIMEOUT
+        ops = [self.submit(number, members) for number in range(2)]
+        self.rank, self.stream, self.ops = self.job.ranks[waits], self.streams[waits], ops[waits]
+        for op in self.ops:
+            self.rank.ask("stream_wait", op=op, stream=self.stream)
+        assert self.rank.wait(self.ops[0], 0.3).status == Status.ERR_TIMEOUT
+
+    def submit(self, number, members):
+        """What waits, of one rank."""
+        rank, stream = self.job.ranks[number], self.streams[number]
+        tensor = {"dtype": "int32", "dims": [2], "data": bytes(8), "memory": "device", "gpu": 0, "stream": stream}
+        if members:
+            return rank.group("allreduce", "gated", [tensor] * members, reduce_op="sum", stream=stream)
+        return [rank.submit("allreduce", "gated", reduce_op="sum", **tensor)]
 
     def warm(self):
         """An op that works."""
@@ -41,8 +54,9 @@ class Case:
 
     def hear(self, at_ns, within_ns, *statuses):
         """What the rank that waits is told, in time; its stream goes on."""
-        outcome = self.rank.wait(self.op, 20)
-        assert outcome.status in statuses, outcome
+        for op in self.ops:
+            outcome = self.rank.wait(op, 20)
+            assert outcome.status in statuses, outcome
         check_prompt("the rank was told", time.monotonic_ns() - at_ns, within_ns)
         assert self.rank.ask("drain", stream=self.stream, timeout_ms=int(scaled(5) * 1000))["ended"], "the stream waits for ever"
         return outcome.text
@@ -78,6 +92,13 @@ def test_a_worker_is_killed(case):
 
 
 def test_a_trainer_is_killed(case):
+    at_ns = kill(case.job.pid_of(1))
+    assert "rank 1" in case.hear(at_ns, TOLD_NS, Status.ERR_RANK_LOST)
+    case.end()
+
+
+def test_a_trainer_is_killed_in_a_step_that_is_replayed(make_nodes):
+    case = Case(make_nodes, members=5)
     at_ns = kill(case.job.pid_of(1))
     assert "rank 1" in case.hear(at_ns, TOLD_NS, Status.ERR_RANK_LOST)
     case.end()

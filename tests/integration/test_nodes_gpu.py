@@ -8,6 +8,7 @@ from hvt import Status, arith
 from hvt.gpu import FAKE
 from hvt.job import outcomes_of
 from hvt.nodes import Node, Nodes
+from hvt.rank import Rank
 from hvt.spread import SpreadJob
 
 INT32 = arith.DTYPES["int32"]
@@ -164,6 +165,31 @@ def test_a_group_in_a_step_that_repeats_costs_four_messages(gpu_nodes):
     for _ in range(3):
         play_group(job, "g", [0, 0])
         reduce_on(job, [0, 0], name="another")
+    job.close()
+    assert job.await_end() == 0 and "warning" not in job.said(), job.said()
+
+
+def test_what_differs_in_a_step_that_is_replayed_is_right(gpu_nodes):
+    """Nodes that begin with different ops, and one that lets another wait, so that what it has started is withdrawn."""
+    job = SpreadJob(gpu_nodes(), (1, 1))
+    inputs = [arith.pack(INT32, [rank, 5]) for rank in range(2)]
+
+    def submit(rank: int, name: str) -> tuple[Rank, int]:
+        return job.ranks[rank], job.ranks[rank].submit("allreduce", name, dtype="int32", dims=[2], data=inputs[rank], reduce_op="sum",
+                                                       memory="device", gpu=0)
+
+    def check(ops: Sequence[tuple[Rank, int]]) -> None:
+        for outcome in outcomes_of(ops):
+            assert outcome.ok and outcome.data == arith.allreduce(INT32, "sum", inputs), outcome
+
+    for turn in range(8):
+        check([submit(rank, name) for name in "ab" for rank in range(2)])
+    check([submit(0, "a"), submit(1, "b"), submit(0, "b"), submit(1, "a")])
+    for turn in range(16):
+        check([submit(rank, name) for name in "ab" for rank in range(2)])
+    first = submit(0, "a")
+    assert job.ranks[0].wait(first[1], 0.5).status == Status.ERR_TIMEOUT  # longer than a step stands still
+    check([first, *(submit(1, name) for name in "ab"), submit(0, "b")])
     job.close()
     assert job.await_end() == 0 and "warning" not in job.said(), job.said()
 
