@@ -38,6 +38,7 @@
 #define CALL_NS     (5 * HVI_NS_SEC)
 #define COMM_NS     (60 * HVI_NS_SEC)
 #define LOOK_NS     UINT64_C(20000) /* about what a sleep and a wake-up cost */
+#define GLANCE_NS   UINT64_C(2000)  /* the same where looking did not pay the last time */
 #define NAP_MIN_NS  UINT64_C(20000)
 #define NAP_MAX_NS  HVI_NS_MS
 #define OLD_NS      (100 * HVI_NS_MS) /* of a batch: the engine is told that it has begun */
@@ -659,13 +660,28 @@ static void sleep_for(struct gpu_launch *launch, uint64_t nap_ns)
     disarm(launch);
 }
 
-/* There was nothing to do. */
+/* There was something to do. The next rest begins: of a stream's work, or of the engines'. */
+static void end_rest(struct gpu_launch *launch)
+{
+    const uint64_t now_ns = hvi_clock_ns();
+
+    if (launch->rests)
+        launch->rested_ns[launch->rests_flying] = now_ns - launch->busy_ns;
+    launch->rests = false;
+    launch->busy_ns = now_ns;
+}
+
+/* There was nothing to do. Looking pays where the rest is a short one; it is taken to be as long as the last one of its kind, of
+ * which a nap may be a part. */
 static void rest(struct gpu_launch *launch)
 {
     const uint64_t now_ns = hvi_clock_ns(), idle_ns = now_ns - launch->busy_ns;
+    const bool flying = is_flying(launch);
     uint64_t nap_ns = idle_ns / 8;
 
-    if (idle_ns < LOOK_NS) {
+    launch->rests = true;
+    launch->rests_flying = flying;
+    if (idle_ns < (launch->rested_ns[flying] < 2 * LOOK_NS ? LOOK_NS : GLANCE_NS)) {
         hvi_cpu_relax();
         return;
     }
@@ -709,7 +725,7 @@ void gpu_launch_run(struct gpu_launch *launch)
         found = settle(launch) || found;
         found = drain_all(launch) || found;
         if (found)
-            launch->busy_ns = hvi_clock_ns();
+            end_rest(launch);
         else
             rest(launch);
     }
