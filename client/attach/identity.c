@@ -10,11 +10,16 @@
  * processes with a step count.
  *
  * SLURM_NTASKS_PER_NODE is not read: a step inherits it from its allocation, whatever its own number
- * of tasks is. `srun --mpi=pmi2` gives PMI's variables without a word about nodes; its step is then
- * the same launch, and tells.
+ * of tasks is. SLURM_STEP_TASKS_PER_NODE is the step's own. `srun --mpi=pmi2` gives PMI's variables
+ * without a word about nodes; its step is then the same launch, and tells.
  *
  * Arguments that name the rank and size that the launcher gave mean the launcher's process: its
- * other four numbers hold too. */
+ * other four numbers hold too.
+ *
+ * Slurm starts a job that it has put back into its queue under the same number. SLURM_RESTART_COUNT is then
+ * part of the job id, or the new ranks would meet what still waits on a node that was cut off.
+ * TORCHELASTIC_RESTART_COUNT is not: it counts the restarts of one node's agent, and the agents of one job
+ * differ in it when they start their ranks again because another one did. */
 #include "client/attach/identity.h"
 
 #include "client/error.h"
@@ -35,9 +40,11 @@ struct launcher {
     const char *local_rank, *local_size; /* may be NULL or unset, like all below */
     const char *cross_rank, *cross_size;
     const char *cross_size_instead; /* where neither local_size nor cross_size is set */
+    const char *local_sizes;        /* of all nodes, "2(x3),1"; by cross_rank */
     const char *allocation, *step;  /* inside .allocation only a process with .step is a rank */
-    const char *job[2];             /* the job id is "<origin>-<value>[.<value>]" */
+    const char *job[2];             /* the job id is "<origin>-<value>[.<value>][.<restarts>]" */
     const char *job_instead;        /* of job[0] when that is not set */
+    const char *restarts;           /* of the same job; the same number on every node */
 };
 
 static const struct launcher launchers[] = {
@@ -88,6 +95,7 @@ static const struct launcher launchers[] = {
         .cross_size_instead = "SLURM_STEP_NUM_NODES",
         .job = {"PMI_JOBID", NULL},
         .job_instead = "PMI_KVS",
+        .restarts = "SLURM_RESTART_COUNT",
     },
     {
         .origin = "slurm",
@@ -97,9 +105,11 @@ static const struct launcher launchers[] = {
         .cross_rank = "SLURM_NODEID",
         .cross_size = "SLURM_STEP_NUM_NODES",
         .cross_size_instead = "SLURM_NNODES",
+        .local_sizes = "SLURM_STEP_TASKS_PER_NODE",
         .allocation = "SLURM_JOB_ID",
         .step = "SLURM_STEP_ID",
         .job = {"SLURM_JOB_ID", "SLURM_STEP_ID"},
+        .restarts = "SLURM_RESTART_COUNT",
     },
 };
 #define LAUNCHERS (sizeof(launchers) / sizeof(launchers[0]))
@@ -141,6 +151,24 @@ static bool launcher_present(const struct launcher *launcher)
     return variable(launcher->rank);
 }
 
+/* "2(x3),1" are three nodes with 2 and one with 1. -1: it does not say. */
+static int size_on_node(const char *sizes, long node)
+{
+    while (sizes && *sizes >= '0' && *sizes <= '9') {
+        char *at;
+        long size = strtol(sizes, &at, 10), nodes = 1;
+        if (strncmp(at, "(x", 2) == 0) {
+            nodes = strtol(at + 2, &at, 10);
+            at += *at == ')';
+        }
+        if (node < nodes)
+            return size > 0 && size <= HVI_JOB_RANKS_MAX ? (int)size : -1;
+        node -= nodes;
+        sizes = *at == ',' ? at + 1 : NULL;
+    }
+    return -1;
+}
+
 static int read_launcher(const struct launcher *launcher, struct client_identity *identity)
 {
     const char *set = variable(launcher->rank) ? launcher->rank : launcher->size;
@@ -158,6 +186,8 @@ static int read_launcher(const struct launcher *launcher, struct client_identity
         (rc = read_optional(launcher->cross_rank, &identity->cross_rank)) != HVD_OK ||
         (rc = read_optional(launcher->cross_size, &identity->cross_size)) != HVD_OK)
         return rc;
+    if (identity->local_size < 0 && identity->cross_rank >= 0)
+        identity->local_size = size_on_node(variable(launcher->local_sizes), identity->cross_rank);
     if (identity->local_size < 0 && identity->cross_size < 0)
         rc = read_optional(launcher->cross_size_instead, &identity->cross_size);
     identity->origin = launcher->origin;
@@ -301,12 +331,14 @@ static int job_from_launcher(const struct launcher *launcher, struct client_iden
     char text[1024];
     const char *first = variable(launcher->job[0]);
     const char *second = variable(launcher->job[1]);
+    const char *restarts = variable(launcher->restarts);
     if (!first)
         first = variable(launcher->job_instead);
     if (!first && !second)
         return HVD_OK;
-    snprintf(text, sizeof(text), "%s-%s%s%s", launcher->origin, first ? first : "",
-             first && second ? "." : "", second ? second : "");
+    snprintf(text, sizeof(text), "%s-%s%s%s%s%s", launcher->origin, first ? first : "",
+             first && second ? "." : "", second ? second : "", restarts ? "." : "",
+             restarts ? restarts : "");
     return set_job(identity, launcher->origin, text);
 }
 
