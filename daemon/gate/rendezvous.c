@@ -10,7 +10,8 @@
  *
  * A node may register a moment after another one has gone with a reason, although its ranks were there before: messages of different
  * nodes come in any order. So for LOSS_NS the first registration of a node that has heard nothing of it is answered
- * with that reason, too. A later engine of the node that has gone ends that: it begins a new attempt.
+ * with that reason, too. A later engine of the node that has gone ends that: it begins a new attempt. A node that loses a
+ * rank before all of its ranks are there says so without having registered, and the others are told in the same way.
  *
  * When the process of a rank has ended, a job that has not met never will: that is kept for good, and whoever waits without
  * a node that has the rank is told. hvdd says it only where hvdrun has started it for this one job.
@@ -660,6 +661,22 @@ static void note_loss(struct gate_rendezvous_job *job, const struct gate_registr
     }
 }
 
+/* A node that was never complete. Its earlier engines, and whom they have met, have nothing to do with it. */
+static void lose_unregistered(struct gate_rendezvous *rendezvous, struct gate_rendezvous_job *job,
+                              const struct gate_registrant *registrant, int status,
+                              const char *text, uint64_t now_ns)
+{
+    if (status == HVI_OK)
+        return;
+    if (job == NULL)
+        job = job_new(rendezvous, registrant->job, registrant->uid);
+    if (job == NULL) /* time runs out for those that wait */
+        return;
+    note_loss(job, registrant, status, text, now_ns);
+    refuse_all(rendezvous, job, status, text);
+    free_unused(rendezvous, job);
+}
+
 void gate_rendezvous_withdraw(struct gate_rendezvous *rendezvous,
                               const struct gate_registrant *registrant, int status,
                               const char *text, uint64_t now_ns)
@@ -667,6 +684,10 @@ void gate_rendezvous_withdraw(struct gate_rendezvous *rendezvous,
     struct gate_rendezvous_job *job = job_find(rendezvous, registrant->job, registrant->uid);
     struct member *member;
 
+    if (registrant->registration == 0) {
+        lose_unregistered(rendezvous, job, registrant, status, text, now_ns);
+        return;
+    }
     if (job == NULL)
         return;
     member = member_of(job->waiting, registrant->node);

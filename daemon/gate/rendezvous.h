@@ -61,7 +61,8 @@ void gate_rendezvous_fini(struct gate_rendezvous *rendezvous);
 void gate_rendezvous_register(struct gate_rendezvous *rendezvous,
                               const struct gate_registration *registration, uint64_t now_ns);
 /* That engine has gone. With a status other than HVI_OK those that wait with it get that answer and wait no longer, and so do
- * nodes that register for the first time in the next 2 s. Those that it has met get it as well: they may be looking for it. */
+ * nodes that register for the first time in the next 2 s. Those that it has met get it as well: they may be looking for it.
+ * Registration 0: the engine had none, for a rank was lost before the node was complete. */
 void gate_rendezvous_withdraw(struct gate_rendezvous *rendezvous,
                               const struct gate_registrant *registrant, int status,
                               const char *text, uint64_t now_ns);

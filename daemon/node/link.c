@@ -284,8 +284,10 @@ static bool handle_session(struct node_engine *engine, const struct hvi_engine_s
                 (unsigned)generation->job->name.uid);
     else
         node_attach_wake_held(node);
-    if (state == NODE_SLOT_LOST && engine->lost == NULL)
+    if (state == NODE_SLOT_LOST && engine->lost == NULL) {
         engine->lost = strdup(session->text);
+        node_mesh_rank_lost(engine);
+    }
     if (state == NODE_SLOT_LOST || state == NODE_SLOT_ENDED)
         node_gate_event(node, HVI_EVENT_RANK_LOST, generation, session->rank, session->pid,
                         session->text);

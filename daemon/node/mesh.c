@@ -294,12 +294,10 @@ void node_mesh_engine_node(struct node_engine *engine, const unsigned char *byte
     send_register(engine);
 }
 
-void node_mesh_engine_gone(struct node_engine *engine)
+static void send_withdraw(const struct node_engine *engine)
 {
     struct hvi_gate_msg msg;
 
-    if (engine->node_packet == NULL)
-        return;
     memset(&msg, 0, sizeof(msg));
     msg.kind = HVI_GATE_NODE_WITHDRAW;
     snprintf(msg.node_withdraw.job, sizeof(msg.node_withdraw.job), "%s",
@@ -312,6 +310,23 @@ void node_mesh_engine_gone(struct node_engine *engine)
         snprintf(msg.node_withdraw.text, sizeof(msg.node_withdraw.text), "%s", engine->lost);
     }
     node_gate_send(engine->node, &msg);
+}
+
+void node_mesh_engine_gone(struct node_engine *engine)
+{
+    if (engine->node_packet != NULL)
+        send_withdraw(engine);
+}
+
+/* An engine that comes back to a new hvdd after its job has met has said nothing of its node, either. */
+void node_mesh_rank_lost(struct node_engine *engine)
+{
+    const int32_t *counts = engine->generation->counts;
+    bool complete = counts[NODE_SLOT_ABSENT] + counts[NODE_SLOT_ATTACHING] == 0;
+
+    if (engine->node_packet == NULL && !complete && node_mesh_wanted(engine->node) &&
+        node_generation_spans(engine->generation))
+        send_withdraw(engine);
 }
 
 /* The job's nodes can never meet without that rank, and only the rendezvous knows whether they have. */

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from hvt import Status, check_prompt, program, scaled, sockets, wait_until
+from hvt import Daemon, Status, check_prompt, program, scaled, sockets, wait_until
 from hvt.namespaces import mount
 from hvt.spread import SpreadJob
 
@@ -149,6 +149,35 @@ def test_a_rank_that_exits_with_zero_before_it_opens_is_named_on_the_other_node(
     check_prompt("the rank that waited was told", ended_ns - began_ns, LOST_NS)
     for node in nodes:
         node.check_clean(10)
+
+
+def place(rank, local_rank, local_size, node):
+    """What a launcher says to one of three ranks on two nodes."""
+    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
+    return {f"HVD_{name}": str(value) for name, value in zip(names, (rank, 3, local_rank, local_size, node, 2))}
+
+
+def test_a_rank_that_is_killed_before_its_node_is_complete_is_named_on_the_other_node(tmp_path):
+    """Whoever has started the hvdds."""
+    keys = tmp_path / "mesh"
+    subprocess.run([program("hvdctl"), "key", "new", str(keys)], check=True, stdout=subprocess.DEVNULL)
+    options = {"mesh-key": keys, "port-range": "9664-9695"}
+    with Daemon(options=options | {"mesh-listen": "127.0.0.1:0"}) as first:
+        port = (first.address / "mesh.port").read_text(encoding="ascii").strip()
+        with Daemon(options=options | {"mesh-join": f"127.0.0.1:{port}"}) as second:
+            lost, waiting = second.rank(environment=place(0, 0, 2, 0)), first.rank(environment=place(2, 0, 1, 1))
+            for rank in (lost, waiting):
+                rank.open("early")
+            op = waiting.submit("barrier")
+            wait_until(lambda: first.lines("node-complete"), "the node to be complete")
+            second.allow("rank-lost")
+            first.allow("no-job", "job-not-met")
+            at_ns = time.monotonic_ns()
+            os.kill(lost.pid, signal.SIGKILL)
+            outcome = waiting.outcome(op)
+            check_prompt("the rank that waits was told", outcome.at_ns - at_ns, LOST_NS)
+            assert outcome.status == Status.ERR_RANK_LOST, outcome
+            assert f"rank 0 (pid {lost.pid}) was killed by signal 9 (SIGKILL)" in outcome.text, outcome
 
 
 @pytest.mark.parametrize("victim", [0, 1])

@@ -385,6 +385,57 @@ START_TEST(who_goes_with_a_reason_tells_it_to_those_that_it_has_met)
 }
 END_TEST
 
+START_TEST(a_node_that_loses_a_rank_before_it_is_complete_tells_it_to_those_that_wait)
+{
+    const struct gate_registrant to = {.node = 2, .job = "job", .uid = 1000, .registration = 0};
+
+    bring(node_with(1, 3, RANKS(0)));
+    gate_rendezvous_withdraw(&meeting, &to, HVI_OK, "", 100 * SECOND);
+    ck_assert_uint_eq(answer_count, 0);
+    gate_rendezvous_withdraw(&meeting, &to, HVI_ERR_RANK_LOST, "rank 1 exited", 100 * SECOND);
+    ck_assert_uint_eq(answer_count, 1);
+    ck_assert_uint_eq(answers[0].node, 1);
+    ck_assert_int_eq(answers[0].status, HVI_ERR_RANK_LOST);
+    ck_assert_str_eq(answers[0].text, "rank 1 exited");
+    bring(node_with(3, 3, RANKS(2))); /* it comes a moment later */
+    ck_assert_uint_eq(answer_count, 2);
+    ck_assert_uint_eq(answers[1].node, 3);
+    ck_assert_str_eq(answers[1].text, "rank 1 exited");
+    bring(node_with(1, 3, RANKS(0)));
+    bring(node_with(2, 3, RANKS(1)));
+    bring(node_with(3, 3, RANKS(2)));
+    ck_assert_uint_eq(answer_count, 5); /* the next attempt is complete */
+    for (size_t i = 2; i < 5; i++)
+        ck_assert_int_eq(answers[i].status, HVI_OK);
+}
+END_TEST
+
+START_TEST(a_node_that_loses_a_rank_early_is_known_although_nobody_waits_yet)
+{
+    const struct gate_registrant to = {.node = 2, .job = "job", .uid = 1000, .registration = 0};
+
+    gate_rendezvous_withdraw(&meeting, &to, HVI_ERR_RANK_LOST, "rank 1 exited", 99 * SECOND);
+    ck_assert_uint_eq(meeting.job_count, 1);
+    bring(node_with(1, 2, RANKS(0)));
+    ck_assert_uint_eq(answer_count, 1);
+    ck_assert_str_eq(answers[0].text, "rank 1 exited");
+    gate_rendezvous_tick(&meeting, 101 * SECOND);
+    ck_assert_uint_eq(meeting.job_count, 0);
+}
+END_TEST
+
+START_TEST(what_a_node_loses_early_is_no_news_to_those_that_its_earlier_engine_has_met)
+{
+    const struct gate_registrant to = {.node = 2, .job = "job", .uid = 1000, .registration = 0};
+
+    bring(node_with(1, 2, RANKS(0)));
+    bring(node_with(2, 2, RANKS(1)));
+    ck_assert_uint_eq(answer_count, 2);
+    gate_rendezvous_withdraw(&meeting, &to, HVI_ERR_RANK_LOST, "rank 1 exited", 100 * SECOND);
+    ck_assert_uint_eq(answer_count, 2);
+}
+END_TEST
+
 static void expect_all(size_t count, int status, const char *text)
 {
     ck_assert_uint_eq(answer_count, count);
@@ -585,6 +636,11 @@ int main(void)
     tcase_add_test(tcase, a_rank_that_ends_after_it_has_come_is_its_engines_to_tell);
     tcase_add_test(tcase, a_reason_ends_with_its_time_or_with_a_later_engine_of_its_node);
     tcase_add_test(tcase, who_goes_with_a_reason_tells_it_to_those_that_it_has_met);
+    tcase_add_test(tcase,
+                   a_node_that_loses_a_rank_before_it_is_complete_tells_it_to_those_that_wait);
+    tcase_add_test(tcase, a_node_that_loses_a_rank_early_is_known_although_nobody_waits_yet);
+    tcase_add_test(tcase,
+                   what_a_node_loses_early_is_no_news_to_those_that_its_earlier_engine_has_met);
     tcase_add_test(tcase, a_rank_on_two_nodes_fails_on_both);
     tcase_add_test(tcase, nodes_that_disagree_about_the_size_fail);
     tcase_add_test(tcase, engines_without_a_common_version_fail);
