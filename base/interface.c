@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #define ENTRY_ROOM 80
 #define BETWEEN    ", \t"
@@ -238,4 +239,33 @@ int hvi_interface_find(const char *wanted, int family, struct hvi_interface *cho
     int status = choose_of(all, wanted, family, chosen_p, text_p, text_size);
     freeifaddrs(all);
     return status;
+}
+
+/* A socket can be bound to addresses of this machine only. */
+static bool can_bind(const struct addrinfo *address)
+{
+    int fd = socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    bool bound = fd >= 0 && bind(fd, address->ai_addr, address->ai_addrlen) == 0;
+
+    if (fd >= 0)
+        close(fd);
+    return bound;
+}
+
+int hvi_interface_is_here(const char *host, bool *here_p, char *text_p, size_t text_size)
+{
+    const struct addrinfo hints = {.ai_socktype = SOCK_STREAM};
+    struct addrinfo *all = NULL;
+    int error = getaddrinfo(host, NULL, &hints, &all);
+
+    if (error != 0) {
+        snprintf(text_p, text_size, "the host %.255s is not known here: %s", host,
+                 gai_strerror(error));
+        return HVI_ERR_NOT_FOUND;
+    }
+    *here_p = false;
+    for (const struct addrinfo *one = all; one != NULL && !*here_p; one = one->ai_next)
+        *here_p = can_bind(one);
+    freeaddrinfo(all);
+    return HVI_OK;
 }

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * A directory that is named is used as it is, and nothing is started in it. Otherwise this
  * user's own directory is tried, then the system's, then a private hvdd is started in the user's
- * own. A directory under /tmp is believed only when it belongs to this user and nobody else can
+ * own. For a job of several nodes HVD_RENDEZVOUS comes before these: its hvdds have a mesh, which the others
+ * lack as a rule, and a directory beside this user's own, named after the place where they meet. So jobs that
+ * meet at the same place share them. A directory under /tmp is believed only when it belongs to this user and nobody else can
  * write to it, because anybody can make names there. Wherever a socket lies, nothing is said to a
  * listener of another user that is not the service's: the first message has the job's key. */
 #include "client/attach/address.h"
@@ -12,6 +14,7 @@
 #include "hvd/hvd.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -105,8 +108,8 @@ static bool is_ours(const char *directory)
            (st.st_mode & (S_IWGRP | S_IWOTH)) == 0;
 }
 
-static int start_private(const char *directory, uint64_t deadline_ns,
-                         struct client_address *address)
+static int start_private(const char *directory, const struct client_mesh *mesh,
+                         uint64_t deadline_ns, struct client_address *address)
 {
     struct stat st;
     if (mkdir(directory, 0700) != 0 && errno != EEXIST)
@@ -122,7 +125,7 @@ static int start_private(const char *directory, uint64_t deadline_ns,
                             lstat(directory, &st) == 0 && st.st_uid != geteuid()
                                 ? "it belongs to another user"
                                 : "it is no directory or others may write to it");
-    int rc = client_autostart(directory, deadline_ns, &address->started);
+    int rc = client_autostart(directory, mesh, deadline_ns, &address->started);
     if (rc == HVD_OK)
         return try_directory(directory, false, deadline_ns, address);
     rmdir(directory); /* unless somebody uses it */
@@ -140,19 +143,98 @@ static int connect_default(uint64_t deadline_ns, struct client_address *address)
         return HVD_OK;
     if (try_directory(HVI_SERVICE_DIR, false, deadline_ns, address) == HVD_OK)
         return HVD_OK;
-    return start_private(directory, deadline_ns, address);
+    return start_private(directory, NULL, deadline_ns, address);
 }
 
-int client_address_connect(const char *wanted, uint64_t deadline_ns,
+/* ---- jobs of several nodes ---- */
+
+#define HOW_TO_KEY                                                                                 \
+    "make a pair with `hvdctl key new PREFIX`, copy PREFIX.server to the machine that "            \
+    "HVD_RENDEZVOUS names and PREFIX.client to the others, and set HVD_KEY_FILE=PREFIX on all"
+
+static bool key_exists(const char *path)
+{
+    static const char *const ends[] = {"", ".server", ".client"};
+    char name[PATH_MAX + 8];
+    for (size_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++) {
+        snprintf(name, sizeof(name), "%s%s", path, ends[i]);
+        if (access(name, F_OK) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* The path in HVD_KEY_FILE, absolute: hvdd has another working directory. */
+static int find_key(const char *place, char path_p[PATH_MAX])
+{
+    const char *file = getenv("HVD_KEY_FILE");
+    char here[PATH_MAX] = "";
+    if (!file || !file[0])
+        return client_error(
+            HVD_ERR_INVALID,
+            "hvd_open: HVD_RENDEZVOUS is '%s' but HVD_KEY_FILE is not set; " HOW_TO_KEY, place);
+    if (file[0] != '/' && !getcwd(here, sizeof(here)))
+        return client_error(
+            HVD_ERR_INVALID,
+            "hvd_open: HVD_KEY_FILE is '%s', and the working directory has no name: "
+            "%s; give the whole path",
+            file, strerror(errno));
+    int length = snprintf(path_p, PATH_MAX, "%s%s%s", here, here[0] ? "/" : "", file);
+    if (length < PATH_MAX && key_exists(path_p))
+        return HVD_OK;
+    return client_error(HVD_ERR_INVALID,
+                        "hvd_open: HVD_KEY_FILE is '%s', and there is neither such a file nor one "
+                        "that goes on with .server or .client; " HOW_TO_KEY,
+                        file);
+}
+
+/* Beside this user's own, and named after the place. False: too long. */
+static bool mesh_directory(const char *place, char *directory_p, size_t size, bool *in_tmp_p)
+{
+    size_t used;
+    if (!own_directory(directory_p, size, in_tmp_p))
+        return false;
+    used = strlen(directory_p);
+    int length = snprintf(directory_p + used, size - used, "-%s", place);
+    for (char *c = directory_p + used; *c; c++)
+        if (strchr("/:[]%", *c))
+            *c = '-';
+    return length > 0 && (size_t)length < size - used;
+}
+
+static int connect_rendezvous(char *place, uint64_t deadline_ns, struct client_address *address)
+{
+    char directory[HVI_WIRE_PATH], key[PATH_MAX];
+    const struct client_mesh mesh = {.place = place, .key = key};
+    bool in_tmp;
+    int rc = find_key(place, key);
+    if (rc != HVD_OK)
+        return rc;
+    if (!mesh_directory(place, directory, sizeof(directory), &in_tmp))
+        return client_error(HVD_ERR_INVALID,
+                            "hvd_open: HVD_RENDEZVOUS or XDG_RUNTIME_DIR is too long");
+    if ((!in_tmp || is_ours(directory)) &&
+        try_directory(directory, false, deadline_ns, address) == HVD_OK)
+        return HVD_OK;
+    return start_private(directory, &mesh, deadline_ns, address);
+}
+
+int client_address_connect(const char *wanted, bool spans, uint64_t deadline_ns,
                            struct client_address *address_p)
 {
     struct client_address address = {.socket_fd = -1};
     const char *variable = getenv("HVD_ADDRESS");
+    char *place = spans ? getenv("HVD_RENDEZVOUS") : NULL;
+    int rc;
     if (!wanted && variable && variable[0])
         wanted = variable;
     address.is_default = !wanted;
-    int rc = wanted ? try_directory(wanted, true, deadline_ns, &address)
-                    : connect_default(deadline_ns, &address);
+    if (wanted)
+        rc = try_directory(wanted, true, deadline_ns, &address);
+    else if (place && place[0])
+        rc = connect_rendezvous(place, deadline_ns, &address);
+    else
+        rc = connect_default(deadline_ns, &address);
     if (rc == HVD_OK)
         *address_p = address;
     return rc;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Finding the node's hvdd: from the argument or HVD_ADDRESS, else where one listens, else by
- * starting a private one. */
+ * Finding the node's hvdd: from the argument or HVD_ADDRESS; for a job of several nodes by HVD_RENDEZVOUS;
+ * else where one listens, else by starting a private one. */
 #ifndef HVD_CLIENT_ADDRESS_H
 #define HVD_CLIENT_ADDRESS_H
 
@@ -17,10 +17,10 @@ struct client_address {
     bool started;    /* by this call */
 };
 
-/* `wanted` NULL: not given by the caller. HVD_ERR_NO_DAEMON, HVD_ERR_REFUSED (no permission, or
+/* `wanted` NULL: not given by the caller. `spans`: the job is on several nodes. HVD_ERR_NO_DAEMON, HVD_ERR_REFUSED (no permission, or
  * another user listens there), HVD_ERR_ATTACH_TIMEOUT, HVD_ERR_LIMIT (descriptors), HVD_ERR_INVALID (path too long), with the
  * last error set. */
-int client_address_connect(const char *wanted, uint64_t deadline_ns,
+int client_address_connect(const char *wanted, bool spans, uint64_t deadline_ns,
                            struct client_address *address_p);
 
 #endif

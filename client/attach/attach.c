@@ -173,13 +173,18 @@ static int read_reply(const struct client_address *address, const struct hvi_pac
     return rc;
 }
 
+static bool spans(const struct client_identity *identity)
+{
+    return hvi_job_nodes(identity->size, identity->local_size, identity->cross_size) > 1;
+}
+
 /* One try: connects, asks, and leaves the reply's descriptors in the packet. */
 static int attach_once(const struct hvd_options *options, const struct client_identity *identity,
                        uint64_t deadline_ns, struct hvi_packet *packet,
                        struct client_address *address_p, int *engine_pid_p)
 {
     struct client_address address;
-    int rc = client_address_connect(options->address, deadline_ns, &address);
+    int rc = client_address_connect(options->address, spans(identity), deadline_ns, &address);
     if (rc != HVD_OK)
         return rc;
     address_p->is_default = address.is_default;

@@ -214,11 +214,15 @@ static int make_gifts(struct gifts *gifts_p, int *ready_p)
 }
 
 /* 0 or errno; *pid_p is the shell, which ends at once. */
-static int spawn(char *program, char *directory, const struct gifts *gifts, pid_t *pid_p)
+static int spawn(char *program, char *directory, const struct client_mesh *mesh,
+                 const struct gifts *gifts, pid_t *pid_p)
 {
     static char script[] =
-        "\"$0\" --private --runtime-dir \"$1\" --idle-exit " IDLE_EXIT " --ready-fd 3 </dev/null &";
-    char *arguments[] = {"sh", "-c", script, program, directory, NULL};
+        "\"$0\" --private --runtime-dir \"$1\" --idle-exit " IDLE_EXIT " --ready-fd 3 "
+        "${2:+--rendezvous \"$2\" --mesh-key \"$3\"} </dev/null &";
+    char *arguments[] = {
+        "sh", "-c", script, program, directory, mesh ? mesh->place : NULL, mesh ? mesh->key : NULL,
+        NULL};
     posix_spawn_file_actions_t actions;
     posix_spawnattr_t attributes;
     char **environment = make_environment();
@@ -293,7 +297,7 @@ static int await_ready(int ready_fd, int log_fd, const char *program, uint64_t d
     return not_ready(HVD_ERR_NO_DAEMON, program, "ended before it was ready", log_fd);
 }
 
-static int start(const char *directory, uint64_t deadline_ns)
+static int start(const char *directory, const struct client_mesh *mesh, uint64_t deadline_ns)
 {
     char program[PATH_MAX];
     char path[PATH_MAX];
@@ -308,7 +312,7 @@ static int start(const char *directory, uint64_t deadline_ns)
     rc = make_gifts(&gifts, &ready_fd);
     if (rc != HVD_OK)
         return rc;
-    int error = spawn(program, path, &gifts, &pid);
+    int error = spawn(program, path, mesh, &gifts, &pid);
     close(gifts.ready_fd);
     if (error) {
         rc = client_error(HVD_ERR_NO_DAEMON, "hvd_open: cannot start %s: %s", program,
@@ -374,7 +378,8 @@ static bool listens(const char *directory)
     return connected;
 }
 
-int client_autostart(const char *directory, uint64_t deadline_ns, bool *started_p)
+int client_autostart(const char *directory, const struct client_mesh *mesh, uint64_t deadline_ns,
+                     bool *started_p)
 {
     int lock_fd = -1;
     int rc = lock(directory, deadline_ns, &lock_fd);
@@ -382,7 +387,7 @@ int client_autostart(const char *directory, uint64_t deadline_ns, bool *started_
         return rc;
     bool running = listens(directory);
     if (!running)
-        rc = start(directory, deadline_ns);
+        rc = start(directory, mesh, deadline_ns);
     close(lock_fd);
     if (rc == HVD_OK)
         *started_p = !running;

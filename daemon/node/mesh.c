@@ -6,6 +6,7 @@
 #include "daemon/node/node.h"
 
 #include "base/fate.h"
+#include "base/interface.h"
 #include "base/status.h"
 #include "proto/gate.h"
 
@@ -29,7 +30,7 @@
 
 bool node_mesh_wanted(const struct node *node)
 {
-    return node->config.mesh_listen[0] != '\0' || node->config.mesh_join[0] != '\0';
+    return node->mesh.listen[0] != '\0' || node->mesh.join[0] != '\0';
 }
 
 /* The option, else the environment's, else "". */
@@ -88,7 +89,7 @@ static bool parse_seconds(const char *text, uint64_t *ns_p)
 /* Where nobody has chosen a port, a new gate listens where the last one did. */
 static void fill_listen(const struct node *node, char *listen_p, size_t size)
 {
-    const char *wanted = node->config.mesh_listen, *colon = strrchr(wanted, ':');
+    const char *wanted = node->mesh.listen, *colon = strrchr(wanted, ':');
 
     if (node->mesh.port != 0 && colon != NULL && strcmp(colon, ":0") == 0)
         snprintf(listen_p, size, "%.*s:%u", (int)(colon - wanted), wanted,
@@ -122,13 +123,66 @@ void node_mesh_fill_start(const struct node *node, struct hvi_gate_start *start_
     if (!node_mesh_wanted(node))
         return;
     fill_listen(node, start_p->mesh_listen, sizeof(start_p->mesh_listen));
-    snprintf(start_p->mesh_join, sizeof(start_p->mesh_join), "%s", node->config.mesh_join);
+    snprintf(start_p->mesh_join, sizeof(start_p->mesh_join), "%s", node->mesh.join);
     fill_key(node, start_p->mesh_key, sizeof(start_p->mesh_key));
     snprintf(start_p->interface, sizeof(start_p->interface), "%s",
              option_or(node->config.interface, "HVD_INTERFACE", "HOROVOD_GLOO_IFACE"));
     start_p->port_first = node->mesh.port_first;
     start_p->port_last = node->mesh.port_last;
     start_p->start_timeout_ns = node->mesh.start_timeout_ns;
+}
+
+/* "host", "host:9600", "10.0.0.1:9600", "2001:db8::1", "[2001:db8::1]:9600". Without a port *port_p stays. */
+static bool split_place(const char *place, char *host_p, size_t size, uint32_t *port_p)
+{
+    const char *colon = strrchr(place, ':');
+    size_t length = strlen(place);
+    char end;
+
+    if (colon != NULL && (strchr(place, ':') == colon || colon[-1] == ']')) {
+        if (sscanf(colon + 1, "%5u%c", port_p, &end) != 1 || *port_p == 0 || *port_p > UINT16_MAX)
+            return false;
+        length = (size_t)(colon - place);
+    }
+    if (length > 2 && place[0] == '[' && place[length - 1] == ']') {
+        place++;
+        length -= 2;
+    }
+    if (length == 0 || length >= size)
+        return false;
+    snprintf(host_p, size, "%.*s", (int)length, place);
+    return true;
+}
+
+/* HVI_OK, or with a sentence why there can be no mesh at that place. */
+static int take_rendezvous(struct node *node, char *text_p, size_t text_size)
+{
+    const char *place = node->config.rendezvous;
+    struct node_mesh *mesh = &node->mesh;
+    uint32_t port = mesh->port_first;
+    char host[200];
+    bool here;
+
+    if (!split_place(place, host, sizeof(host), &port)) {
+        snprintf(text_p, text_size, "rendezvous: \"%.200s\" is no HOST or HOST:PORT", place);
+        return HVI_ERR_INVALID;
+    }
+    int status = hvi_interface_is_here(host, &here, text_p, text_size);
+    if (status != HVI_OK)
+        return status;
+    if (here)
+        snprintf(mesh->listen, sizeof(mesh->listen), "*:%u", (unsigned)port);
+    else
+        snprintf(mesh->join, sizeof(mesh->join), strchr(host, ':') != NULL ? "[%s]:%u" : "%s:%u",
+                 host, (unsigned)port);
+    return HVI_OK;
+}
+
+static bool is_told_twice(const struct node_config *config)
+{
+    return (config->mesh_listen[0] != '\0') + (config->mesh_join[0] != '\0') +
+               (config->rendezvous[0] != '\0') >
+           1;
 }
 
 int node_mesh_init(struct node *node)
@@ -138,8 +192,11 @@ int node_mesh_init(struct node *node)
     const char *encrypt = option_or("", "HVD_ENCRYPT", NULL);
     const char *timeout = option_or("", "HVD_START_TIMEOUT", "HOROVOD_START_TIMEOUT");
     struct node_mesh *mesh = &node->mesh;
+    char text[HVI_TEXT_MAX + 1];
     const char *wrong = NULL;
 
+    snprintf(mesh->listen, sizeof(mesh->listen), "%s", node->config.mesh_listen);
+    snprintf(mesh->join, sizeof(mesh->join), "%s", node->config.mesh_join);
     mesh->port_first = PORT_FIRST;
     mesh->port_last = PORT_LAST;
     mesh->net_lanes = 1;
@@ -148,9 +205,9 @@ int node_mesh_init(struct node *node)
     while (mesh->node == 0)
         if (getrandom(&mesh->node, sizeof(mesh->node), 0) != (ssize_t)sizeof(mesh->node))
             mesh->node = 0;
-    if (node->config.mesh_listen[0] != '\0' && node->config.mesh_join[0] != '\0')
-        wrong = "a hvdd listens for other nodes or joins one that does: give --mesh-listen or "
-                "--mesh-join, not both";
+    if (is_told_twice(&node->config))
+        wrong = "a hvdd listens for other nodes or joins one that does: give one of --mesh-listen, "
+                "--mesh-join and --rendezvous";
     else if (ports[0] != '\0' && !parse_ports(ports, &mesh->port_first, &mesh->port_last))
         wrong = "port-range (HVD_PORT_RANGE) is no range of ports as 9600-9631";
     else if (lanes[0] != '\0' && !parse_lanes(lanes, &mesh->net_lanes))
@@ -161,6 +218,9 @@ int node_mesh_init(struct node *node)
         mesh->start_timeout_ns = (uint64_t)node->config.start_timeout;
     else if (timeout[0] != '\0' && !parse_seconds(timeout, &mesh->start_timeout_ns))
         wrong = "HVD_START_TIMEOUT is no number of seconds";
+    else if (node->config.rendezvous[0] != '\0' &&
+             take_rendezvous(node, text, sizeof(text)) != HVI_OK)
+        wrong = text;
     if (wrong == NULL)
         return HVI_OK;
     HVI_LOG(HVI_LOG_ERROR, "mesh", "bad-mesh", wrong, "");

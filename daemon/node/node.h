@@ -137,8 +137,9 @@ struct node_gate {
 
 /* Jobs that span nodes (mesh.c). */
 struct node_mesh {
-    uint64_t node; /* random: this hvdd's start */
-    uint32_t port; /* that the gate listens on; 0: none */
+    uint64_t node;                                   /* random: this hvdd's start */
+    char listen[HVI_WIRE_PATH], join[HVI_WIRE_PATH]; /* at most one is not "" */
+    uint32_t port;                                   /* that the gate listens on; 0: none */
     uint32_t port_first, port_last;
     uint32_t net_lanes; /* where the option says none */
     bool encrypt;       /* likewise */
@@ -376,7 +377,7 @@ void node_gate_event(struct node *node, uint32_t kind, struct node_generation *g
 
 /* ---- mesh.c: jobs that span nodes ---- */
 
-/* Reads the options of the mesh. HVI_OK or HVI_ERR_INVALID; logs. */
+/* Reads the options of the mesh. HVI_OK or HVI_ERR_INVALID; logs. With --rendezvous it may ask a name server. */
 int node_mesh_init(struct node *node);
 bool node_mesh_wanted(const struct node *node);
 void node_mesh_fill_start(const struct node *node, struct hvi_gate_start *start_p);
@@ -404,9 +405,10 @@ void node_mesh_close(struct node *node);
 /* Sorts the descriptors that systemd passed into node->attach_fd and node->admin_fd.
  * Logs. */
 int node_notify_inherit(struct node *node);
-/* READY=1, the fd store, the watchdog; --ready-fd of a hvdd without a mesh. */
+/* READY=1, the fd store, the watchdog; --ready-fd of a hvdd without a mesh, or with --rendezvous: ranks do not wait for
+ * those of other nodes before they have a session. */
 void node_notify_ready(struct node *node);
-/* --ready-fd, once: of one with a mesh when it listens, or has reached the one that it joins. */
+/* --ready-fd, once: of one with another mesh when it listens, or has reached the one that it joins. */
 void node_notify_joined(struct node *node);
 void node_notify_reloading(struct node *node);
 void node_notify_reloaded(struct node *node);

@@ -125,7 +125,7 @@ void node_notify_ready(struct node *node)
     if (sd_event_set_watchdog(node->event, true) < 0)
         HVI_LOG(HVI_LOG_WARN, "notify", "no-watchdog", "the watchdog of systemd cannot be served",
                 "");
-    if (!node_mesh_wanted(node))
+    if (!node_mesh_wanted(node) || node->config.rendezvous[0] != '\0')
         node_notify_joined(node);
 }
 

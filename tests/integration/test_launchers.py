@@ -4,7 +4,8 @@ import time
 
 import pytest
 
-from hvt import Daemon, Status, check_prompt, wire
+from hvt import Daemon, Rank, Status, check_prompt, wire
+from hvt.environment import clean_environment
 
 LAUNCHERS = {
     "hvdrun": {"HVD_RANK": "1", "HVD_SIZE": "4", "HVD_LOCAL_RANK": "1", "HVD_LOCAL_SIZE": "4", "HVD_CROSS_RANK": "0",
@@ -59,8 +60,22 @@ def test_a_job_on_two_nodes_is_refused_by_a_daemon_without_a_mesh(daemon, launch
     check_prompt("the rank was refused", time.monotonic_ns() - began_ns, 100_000_000)
     assert outcome.status == Status.ERR_UNSUPPORTED, outcome
     assert f"rank 1 of job 'wide' is one of 4 ranks on 2 nodes (from {launcher}: local_size 2, " in outcome.text
-    assert "start the job with hvdrun -H, or hvdd with --mesh-listen or --mesh-join" in outcome.text
+    assert "start the job with hvdrun -H, or set HVD_RENDEZVOUS to the name of one of its machines and HVD_KEY_FILE to keys that " \
+           "`hvdctl key new` has made, or start hvdd with --mesh-listen or --mesh-join" in outcome.text
     assert not daemon.jobs() and len(daemon.lines("attach-refused")) == 1
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_job_on_two_nodes_that_has_a_place_to_meet_and_no_keys_is_told_how_to_make_them(launcher, tmp_path):
+    rank = Rank(clean_environment() | LAUNCHERS[launcher] | ON_TWO_NODES[launcher]
+                | {"XDG_RUNTIME_DIR": str(tmp_path), "HVD_RENDEZVOUS": "n1"})
+    try:
+        outcome = rank.try_open("wide")
+    finally:
+        rank.stop()
+    assert outcome.status == Status.ERR_INVALID, outcome
+    assert "HVD_RENDEZVOUS is 'n1' but HVD_KEY_FILE is not set; make a pair with `hvdctl key new PREFIX`" in outcome.text
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)

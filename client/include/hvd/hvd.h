@@ -183,7 +183,8 @@ struct hvd_options {
     /* Directory with hvdd's sockets. NULL: $HVD_ADDRESS, else $XDG_RUNTIME_DIR/hvdd if a daemon
      * listens there, else /run/hvdd, else a private hvdd is started for this user. Its program:
      * $HVDD_PROGRAM, else beside this library, else in $PATH; its log: $HVDD_LOG, else thrown away.
-     * It ends after 10 s without anybody. */
+     * It ends after 10 s without anybody. For a job on several nodes, $HVD_RENDEZVOUS comes before
+     * all of these but $HVD_ADDRESS: hvd.h(3). */
     const char *address;
     /* Job id. NULL: $HVD_JOB_ID, else from the launcher's environment, else a job of its own for a
      * single process and "default" for several. */

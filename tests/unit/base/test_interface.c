@@ -87,6 +87,21 @@ START_TEST(the_loopback_of_this_machine_is_found_by_its_network)
 }
 END_TEST
 
+START_TEST(a_host_is_this_machine_or_another_one_or_not_known)
+{
+    bool here = false;
+    char text[400] = "";
+
+    ck_assert_int_eq(hvi_interface_is_here("127.0.0.1", &here, text, sizeof(text)), HVI_OK);
+    ck_assert(here);
+    ck_assert_int_eq(hvi_interface_is_here("192.0.2.1", &here, text, sizeof(text)), HVI_OK);
+    ck_assert(!here);
+    ck_assert_int_eq(hvi_interface_is_here("no.such.host.invalid", &here, text, sizeof(text)),
+                     HVI_ERR_NOT_FOUND);
+    ck_assert_ptr_nonnull(strstr(text, "the host no.such.host.invalid is not known here: "));
+}
+END_TEST
+
 START_TEST(a_list_without_an_entry_is_no_wish)
 {
     ck_assert(!hvi_interface_is_wish(""));
@@ -103,6 +118,7 @@ int main(void)
     tcase_add_loop_test(tcase, names_lists_exclusions_and_networks_choose_an_address, 0,
                         (int)(sizeof(rows) / sizeof(rows[0])));
     tcase_add_test(tcase, the_loopback_of_this_machine_is_found_by_its_network);
+    tcase_add_test(tcase, a_host_is_this_machine_or_another_one_or_not_known);
     tcase_add_test(tcase, a_list_without_an_entry_is_no_wish);
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);

@@ -318,6 +318,7 @@ START_TEST(only_what_can_change_in_a_running_hvdd_is_marked_for_reload)
                                           "admin-mode",
                                           "mesh-listen",
                                           "mesh-join",
+                                          "rendezvous",
                                           "mesh-key",
                                           "port-range",
                                           "interface",

@@ -152,8 +152,9 @@ START_TEST(a_job_on_several_nodes_is_refused)
     ASSERT_REFUSED(
         3, HVI_ERR_UNSUPPORTED,
         "rank 3 of job 'train' is one of 4 ranks on 2 nodes (local_size 2, cross_size 2), "
-        "and this hvdd has no mesh to other nodes; start the job with hvdrun -H, or hvdd with "
-        "--mesh-listen or --mesh-join");
+        "and this hvdd has no mesh to other nodes; start the job with hvdrun -H, or set "
+        "HVD_RENDEZVOUS to the name of one of its machines and HVD_KEY_FILE to keys that `hvdctl "
+        "key new` has made, or start hvdd with --mesh-listen or --mesh-join");
     strcpy(request.origin, "hvdrun");
     ck_assert_int_eq(decide(3), HVI_ERR_UNSUPPORTED);
     ck_assert_ptr_nonnull(strstr(
@@ -174,7 +175,7 @@ END_TEST
 /* A rank of a job of a million, of which four are here. */
 static void span(int32_t local_rank)
 {
-    snprintf(node.config.mesh_join, sizeof node.config.mesh_join, "host:9600");
+    snprintf(node.mesh.join, sizeof node.mesh.join, "host:9600");
     request.size = 1000000;
     request.local_size = 4;
     request.local_rank = local_rank;
@@ -215,7 +216,7 @@ END_TEST
 
 START_TEST(ranks_that_are_all_here_and_on_two_nodes_are_refused)
 {
-    snprintf(node.config.mesh_join, sizeof node.config.mesh_join, "host:9600");
+    snprintf(node.mesh.join, sizeof node.mesh.join, "host:9600");
     request.local_size = 4;
     request.cross_size = 2;
     ASSERT_REFUSED(1, HVI_ERR_BAD_SIZE,

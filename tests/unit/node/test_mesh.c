@@ -165,6 +165,46 @@ START_TEST(options_that_make_no_sense_are_refused)
 }
 END_TEST
 
+/* 192.0.2.0/24 and 2001:db8::/32 are for documentation: no machine has such an address. */
+static const struct {
+    const char *rendezvous, *listen, *join;
+} places[] = {
+    {"127.0.0.1", "*:7000", ""},
+    {"127.0.0.1:9000", "*:9000", ""},
+    {"localhost:9000", "*:9000", ""},
+    {"192.0.2.1", "", "192.0.2.1:7000"},
+    {"192.0.2.1:9000", "", "192.0.2.1:9000"},
+    {"2001:db8::1", "", "[2001:db8::1]:7000"},
+    {"[2001:db8::1]:9000", "", "[2001:db8::1]:9000"},
+};
+
+START_TEST(the_host_of_the_rendezvous_listens_and_the_others_join_it)
+{
+    setenv("HVD_PORT_RANGE", "7000-7007", 1);
+    snprintf(node.config.rendezvous, sizeof(node.config.rendezvous), "%s", places[_i].rendezvous);
+    fill();
+    ck_assert(node_mesh_wanted(&node));
+    ck_assert_str_eq(start.mesh_listen, places[_i].listen);
+    ck_assert_str_eq(start.mesh_join, places[_i].join);
+}
+END_TEST
+
+START_TEST(a_rendezvous_that_is_no_place_is_refused)
+{
+    static const char *const wrong[] = {
+        ":9600", "host:", "host:0", "host:65536", "host:x", "[]:1", "no.such.host.invalid:9600"};
+
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+        snprintf(node.config.rendezvous, sizeof(node.config.rendezvous), "%s", wrong[i]);
+        ck_assert_msg(node_mesh_init(&node) == HVI_ERR_INVALID, "%s", wrong[i]);
+    }
+    snprintf(node.config.rendezvous, sizeof(node.config.rendezvous), "127.0.0.1");
+    ck_assert_int_eq(node_mesh_init(&node), HVI_OK);
+    snprintf(node.config.mesh_join, sizeof(node.config.mesh_join), "host:9600");
+    ck_assert_int_eq(node_mesh_init(&node), HVI_ERR_INVALID);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("node mesh");
@@ -178,6 +218,9 @@ int main(void)
     tcase_add_test(tcase, engines_are_told_of_ports_and_lanes);
     tcase_add_test(tcase, engines_are_told_whether_they_encrypt);
     tcase_add_test(tcase, options_that_make_no_sense_are_refused);
+    tcase_add_loop_test(tcase, the_host_of_the_rendezvous_listens_and_the_others_join_it, 0,
+                        (int)(sizeof(places) / sizeof(places[0])));
+    tcase_add_test(tcase, a_rendezvous_that_is_no_place_is_refused);
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);
 }

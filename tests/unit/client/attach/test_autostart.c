@@ -38,6 +38,7 @@ static void set_up(void)
     ck_assert_int_eq(setenv("XDG_RUNTIME_DIR", runtime, 1), 0);
     ck_assert_int_eq(setenv("HVDD_PROGRAM", program, 1), 0);
     unsetenv("HVD_ADDRESS");
+    unsetenv("HVD_RENDEZVOUS");
     hvd_options_init(&options);
     options.rank = 0;
     options.size = 1;
@@ -164,6 +165,57 @@ START_TEST(a_daemon_that_fails_has_last_words_and_leaves_nothing)
 }
 END_TEST
 
+/* A rank of a job on two nodes, and the directory in which it looks for its hvdd. */
+static void span_to(const char *place, const char *directory)
+{
+    setenv("HVD_RENDEZVOUS", place, 1);
+    options.size = 2;
+    options.local_size = 1;
+    options.cross_size = 2;
+    snprintf(dir, sizeof dir, "%s/%s", runtime, directory);
+}
+
+START_TEST(a_job_of_several_nodes_has_a_daemon_that_meets_others)
+{
+    struct hvd_session *session;
+    char key[64], path[128];
+    snprintf(key, sizeof key, "%s/key", runtime);
+    snprintf(path, sizeof path, "%s.server", key);
+    close(open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
+    setenv("HVD_KEY_FILE", key, 1);
+    span_to("n1:9700", "hvdd-n1-9700");
+    ck_assert_msg(hvd_open(&options, &session) == HVD_OK, "%s", hvd_last_error());
+    ck_assert_str_eq(hvd_address(session), dir);
+    snprintf(path, sizeof path, " --rendezvous n1:9700 --mesh-key %s\n", key);
+    ck_assert(fact(path));
+    hvd_close(session);
+    snprintf(path, sizeof path, "%s.server", key);
+    unlink(path);
+}
+END_TEST
+
+START_TEST(a_rendezvous_without_a_key_file_is_a_sentence_that_says_how_to_make_one)
+{
+    struct hvd_session *session;
+    unsetenv("HVD_KEY_FILE");
+    span_to("n1", "hvdd");
+    ck_assert_int_eq(hvd_open(&options, &session), HVD_ERR_INVALID);
+    ck_assert_str_eq(hvd_last_error(),
+                     "hvd_open: HVD_RENDEZVOUS is 'n1' but HVD_KEY_FILE is not set; make a pair "
+                     "with `hvdctl key new PREFIX`, copy PREFIX.server to the machine that "
+                     "HVD_RENDEZVOUS names and PREFIX.client to the others, and set "
+                     "HVD_KEY_FILE=PREFIX on all");
+    setenv("HVD_KEY_FILE", "no/such/key", 1);
+    ck_assert_int_eq(hvd_open(&options, &session), HVD_ERR_INVALID);
+    ck_assert_ptr_nonnull(strstr(hvd_last_error(), "HVD_KEY_FILE is 'no/such/key', and there is "
+                                                   "neither such a file nor one that goes on with "
+                                                   ".server or .client; make a pair with `hvdctl "
+                                                   "key new PREFIX`"));
+    ck_assert_int_ne(access(dir, F_OK), 0);
+    ck_assert_int_eq(mkdir(dir, 0700), 0); /* for tear_down */
+}
+END_TEST
+
 START_TEST(a_log_that_was_asked_for_is_kept)
 {
     struct hvd_session *session;
@@ -242,6 +294,8 @@ int main(void)
     tcase_add_test(tcase, it_inherits_nothing_of_ours);
     tcase_add_test(tcase, many_that_open_at_once_start_one);
     tcase_add_test(tcase, a_daemon_that_fails_has_last_words_and_leaves_nothing);
+    tcase_add_test(tcase, a_job_of_several_nodes_has_a_daemon_that_meets_others);
+    tcase_add_test(tcase, a_rendezvous_without_a_key_file_is_a_sentence_that_says_how_to_make_one);
     tcase_add_test(tcase, a_log_that_was_asked_for_is_kept);
     tcase_add_test(tcase, a_daemon_that_never_gets_ready_costs_the_timeout);
     tcase_add_test(tcase, a_program_that_is_none_is_named);
