@@ -9,6 +9,7 @@
 # arm         built for aarch64; unit tests under an emulator
 # tensorflow  hvd.tensorflow and hvd.keras on TensorFlow 2.15, and the examples with Keras 2 on the newest
 # huge        tensors of more than 4 GiB
+# launchers   jobs on two nodes that torchrun, Open MPI, Slurm and MPICH have started
 # gpus        ops on memory of GPUs of two nodes, on the fake driver: all layouts
 # coverage    lines of C and Python that unit, contract and Python tests reach, against tests/coverage.txt
 # debian13    demo and tests in a bare Debian 13
@@ -20,7 +21,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-all=(o3 arm tensorflow huge gpus coverage debian13 booted fuzz soak)
+all=(o3 arm tensorflow huge launchers gpus coverage debian13 booted fuzz soak)
 folder=$PWD/build-nightly
 budget_s=6000
 rows=()
@@ -43,6 +44,7 @@ step_huge() {
     build_release
     HVD_BUILD_DIR=$PWD/build-release HVT_HUGE=1 tests/harness/run-pytest -q -rs tests/integration/test_huge.py
 }
+step_launchers() { scripts/test.sh release -C Nightly -R 'python.node_launchers'; }
 step_gpus() { scripts/test.sh release -C Nightly -R 'contract.device.nodes'; }
 step_coverage() { scripts/coverage.sh; }
 step_debian13() { scripts/debian13.sh; }
