@@ -90,6 +90,18 @@ static void show_jobs(struct answer *answer)
     answer->shown.job_count = reply->job_count;
 }
 
+static const char *memory_text(uint32_t way)
+{
+    static const char *const texts[] = {
+        [HVI_MEMORY_NOT_TOLD] = "",
+        [HVI_MEMORY_BY_ADDRESS] = "by address",
+        [HVI_MEMORY_HIDDEN] = "staged: hvdd does not see the rank's pid namespace",
+        [HVI_MEMORY_OTHER_USER] = "staged: the rank is in another user namespace than hvdd",
+        [HVI_MEMORY_REFUSED] = "staged: the kernel refuses hvdd's engine",
+    };
+    return way < sizeof texts / sizeof *texts ? texts[way] : "";
+}
+
 static struct hvd_admin_rank rank_of(const struct hvi_rank_row *row)
 {
     return (struct hvd_admin_rank){
@@ -115,6 +127,8 @@ static struct hvd_admin_rank rank_of(const struct hvi_rank_row *row)
         .node = row->node,
         .origin = row->origin,
         .text = row->text,
+        .own_pid = row->own_pid,
+        .memory = memory_text(row->memory),
     };
 }
 

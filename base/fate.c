@@ -249,10 +249,25 @@ void hvi_fate_describe(struct hvi_fate fate, char *text_p, size_t text_size)
     snprintf(text_p, text_size, "is gone (how is not known)");
 }
 
+void hvi_process_describe(pid_t pid, pid_t own, char text_p[HVI_PROCESS_TEXT])
+{
+    if (pid == 0 && own == 0)
+        snprintf(text_p, HVI_PROCESS_TEXT, "in another pid namespace");
+    else if (pid == 0)
+        snprintf(text_p, HVI_PROCESS_TEXT, "pid %d in its own pid namespace", (int)own);
+    else if (own != 0 && own != pid)
+        snprintf(text_p, HVI_PROCESS_TEXT, "pid %d, %d in its own pid namespace", (int)pid,
+                 (int)own);
+    else
+        snprintf(text_p, HVI_PROCESS_TEXT, "pid %d", (int)pid);
+}
+
 char hvi_process_state(pid_t pid)
 {
     struct stat_fields fields;
     int error = look_in_proc(pid, &fields);
+    if (pid == 0)
+        return '?';
     if ((error == ENOENT || error == ESRCH) && !is_there(pid, -1))
         return 'X';
     return error == 0 ? fields.state : '?';

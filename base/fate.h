@@ -37,8 +37,15 @@ struct hvi_fate hvi_fate_from_wait(int wait_status);
  * "is alive but dropped its connection". */
 void hvi_fate_describe(struct hvi_fate fate, char *text_p, size_t text_size);
 
-/* The state letter of /proc/PID/stat (R S D T Z ...), '?' if unreadable, 'X' if there is no such
- * process. */
+/* What a process is called in sentences. `own` is what the process says of itself, 0: nothing.
+ *   "pid 4711"                              `own` is the same, or 0
+ *   "pid 4711, 7 in its own pid namespace"  `own` is 7
+ *   "pid 7 in its own pid namespace"        `pid` is 0: this pid namespace does not show the process */
+#define HVI_PROCESS_TEXT 64
+void hvi_process_describe(pid_t pid, pid_t own, char text_p[HVI_PROCESS_TEXT]);
+
+/* The state letter of /proc/PID/stat (R S D T Z ...), '?' if unreadable or if `pid` is 0, 'X' if there
+ * is no such process. */
 char hvi_process_state(pid_t pid);
 /* "running", "sleeping", "in kernel", "stopped", "traced", "zombie", "gone", "idle"; "in an unknown
  * state" for any other letter. Constant strings. */

@@ -4,6 +4,7 @@
 #include "base/listener.h"
 
 #include "base/clock.h"
+#include "base/uid.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -29,7 +30,8 @@ bool hvi_listener_uid(int socket_fd, uid_t *uid_p)
 
 bool hvi_listener_is_ours(int socket_fd, uid_t *uid_p)
 {
-    return hvi_listener_uid(socket_fd, uid_p) && (*uid_p == 0 || *uid_p == geteuid());
+    return hvi_listener_uid(socket_fd, uid_p) && (*uid_p == 0 || *uid_p == geteuid()) &&
+           hvi_uid_is_known(*uid_p);
 }
 
 static bool is_named(uid_t uid)
@@ -57,8 +59,10 @@ bool hvi_listener_may_serve(int socket_fd, const char *directory, uid_t *uid_p)
         return true;
     if (*uid_p == (uid_t)-1)
         return false;
-    return is_named(*uid_p) || owns(*uid_p, HVI_SERVICE_DIR) ||
-           (directory != NULL && owns(*uid_p, directory));
+    if (is_named(*uid_p) ||
+        !hvi_uid_is_known(*uid_p)) /* whose number another user may read as too */
+        return is_named(*uid_p);
+    return owns(*uid_p, HVI_SERVICE_DIR) || (directory != NULL && owns(*uid_p, directory));
 }
 
 int hvi_listener_connect(int socket_fd, const struct sockaddr_un *address, uint64_t deadline_ns)

@@ -18,7 +18,8 @@ bool hvi_listener_uid(int socket_fd, uid_t *uid_p);
  * kernel does not tell it, and the result is false then. */
 bool hvi_listener_is_ours(int socket_fd, uid_t *uid_p);
 /* The same, or the listener's uid is the service's: the owner of HVI_SERVICE_DIR, the number in HVD_SERVICE_UID, or the owner of
- * `directory`, which is where the user has said that hvdd is. NULL: the user has said nothing. */
+ * `directory`, which is where the user has said that hvdd is. NULL: the user has said nothing. A uid that is not known here
+ * (base/uid.h) is believed only where HVD_SERVICE_UID has it. */
 bool hvi_listener_may_serve(int socket_fd, const char *directory, uid_t *uid_p);
 
 /* Connects, and makes the socket non-blocking. Where the listener's queue of connections is full, because somebody floods

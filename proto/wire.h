@@ -53,6 +53,7 @@ struct hvi_attach_request {
     char client_version[HVI_WIRE_SHORT_TEXT];
     struct hvi_setting *settings; /* allocated by decode */
     size_t setting_count;
+    int32_t own_pid; /* 0: not told */
 };
 
 struct hvi_attach_reply {
@@ -123,6 +124,15 @@ struct hvi_notice {
     bool session_ended;
 };
 
+/* How the engine reaches ordinary memory of a rank. */
+enum hvi_memory_way {
+    HVI_MEMORY_NOT_TOLD,
+    HVI_MEMORY_BY_ADDRESS,
+    HVI_MEMORY_HIDDEN,     /* staged: the engine does not see the rank's pid namespace */
+    HVI_MEMORY_OTHER_USER, /* staged: the kernel refuses, and the rank is in another user namespace */
+    HVI_MEMORY_REFUSED,    /* staged: the kernel refuses */
+};
+
 struct hvi_rank_row {
     int32_t rank, pid;
     uint32_t uid;
@@ -133,6 +143,8 @@ struct hvi_rank_row {
     uint64_t negotiated, replayed, express;
     int32_t seat;
     uint32_t node; /* of the job */
+    int32_t own_pid;
+    uint32_t memory; /* enum hvi_memory_way */
     char origin[HVI_WIRE_SHORT_TEXT];
     char text[256];
 };

@@ -29,18 +29,31 @@ static const struct wire_field nccl_setting_fields[] = {
 const struct wire_table hvi_wire_nccl_setting = TABLE(setting, nccl_setting_fields, 0);
 
 static const struct wire_field rank_row_fields[] = {
-    RANK(1, hvi_rank_row, rank),         PID(2, hvi_rank_row, pid),
-    U32(3, hvi_rank_row, uid),           TEXT(4, hvi_rank_row, state, FILLED),
-    TEXT(5, hvi_rank_row, process, ANY), U64(6, hvi_rank_row, ops),
-    U64(7, hvi_rank_row, bytes),         U64(8, hvi_rank_row, in_flight),
-    U64(9, hvi_rank_row, lag_mean_ns),   U64(10, hvi_rank_row, lag_max_ns),
-    U64(11, hvi_rank_row, region_bytes), TEXT(12, hvi_rank_row, origin, ANY),
-    TEXT(13, hvi_rank_row, text, ANY),   U64(14, hvi_rank_row, lag_p50_ns),
-    U64(15, hvi_rank_row, lag_p99_ns),   U64(16, hvi_rank_row, lag_ops),
-    U64(17, hvi_rank_row, last_ops),     U64(18, hvi_rank_row, lag_sum_ns),
-    U64(19, hvi_rank_row, negotiated),   U64(20, hvi_rank_row, replayed),
-    U64(21, hvi_rank_row, express),      NUMBER(22, hvi_rank_row, seat, 0, HVI_RANKS_MAX - 1),
+    RANK(1, hvi_rank_row, rank),
+    PID(2, hvi_rank_row, pid),
+    U32(3, hvi_rank_row, uid),
+    TEXT(4, hvi_rank_row, state, FILLED),
+    TEXT(5, hvi_rank_row, process, ANY),
+    U64(6, hvi_rank_row, ops),
+    U64(7, hvi_rank_row, bytes),
+    U64(8, hvi_rank_row, in_flight),
+    U64(9, hvi_rank_row, lag_mean_ns),
+    U64(10, hvi_rank_row, lag_max_ns),
+    U64(11, hvi_rank_row, region_bytes),
+    TEXT(12, hvi_rank_row, origin, ANY),
+    TEXT(13, hvi_rank_row, text, ANY),
+    U64(14, hvi_rank_row, lag_p50_ns),
+    U64(15, hvi_rank_row, lag_p99_ns),
+    U64(16, hvi_rank_row, lag_ops),
+    U64(17, hvi_rank_row, last_ops),
+    U64(18, hvi_rank_row, lag_sum_ns),
+    U64(19, hvi_rank_row, negotiated),
+    U64(20, hvi_rank_row, replayed),
+    U64(21, hvi_rank_row, express),
+    NUMBER(22, hvi_rank_row, seat, 0, HVI_RANKS_MAX - 1),
     NODE(43, hvi_rank_row, node),
+    PID(44, hvi_rank_row, own_pid),
+    NUMBER(45, hvi_rank_row, memory, 0, UINT32_MAX),
 };
 static const struct wire_table rank_row = TABLE(rank_row, rank_row_fields, 0);
 
@@ -201,6 +214,7 @@ static const struct wire_field attach_request_fields[] = {
     TEXT(12, hvi_attach_request, client_version, ANY),
     LIST(13, hvi_attach_request, settings, setting_count, WIRE_ROWS, HVI_WIRE_SETTINGS_MAX,
          &setting),
+    PID(14, hvi_attach_request, own_pid),
 };
 static const struct wire_table attach_request = TABLE(attach_request, attach_request_fields, 2);
 /* The same first fields, from a message of which nothing else is understood. */

@@ -9,6 +9,7 @@
 #include "client/attach/address.h"
 
 #include "base/listener.h"
+#include "base/uid.h"
 #include "client/attach/autostart.h"
 #include "client/error.h"
 #include "hvd/hvd.h"
@@ -59,10 +60,14 @@ static int connect_error(const char *path, int error)
 static int listener_error(const char *path, uid_t uid)
 {
     return client_error(HVD_ERR_REFUSED,
-                        "hvd_open: the process that listens at %s has uid %u, which is neither "
-                        "yours nor root's nor the service's nor the directory's owner's, so it was "
-                        "told nothing; if it is your site's hvdd, set HVD_SERVICE_UID=%u",
-                        path, (unsigned)uid, (unsigned)uid);
+                        "hvd_open: the process that listens at %s has uid %u, which is %s, so it "
+                        "was told nothing; if it is your site's hvdd, set HVD_SERVICE_UID=%u",
+                        path, (unsigned)uid,
+                        hvi_uid_is_known(uid)
+                            ? "neither yours nor root's nor the service's nor the directory's "
+                              "owner's"
+                            : "any user that this user namespace has no number for",
+                        (unsigned)uid);
 }
 
 /* Connects to the daemon in `directory`, which the user has `named`, or which is only where one may be. */

@@ -88,6 +88,7 @@ static int encode_request(const struct hvd_options *options, const struct client
     request->local_size = identity->local_size;
     request->cross_rank = identity->cross_rank;
     request->cross_size = identity->cross_size;
+    request->own_pid = getpid();
     snprintf(request->job, sizeof(request->job), "%s", identity->job);
     snprintf(request->origin, sizeof(request->origin), "%s", identity->origin);
     snprintf(request->client_version, sizeof(request->client_version), "%s", hvd_version());

@@ -32,6 +32,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 struct launcher {
@@ -342,12 +343,15 @@ static int job_from_launcher(const struct launcher *launcher, struct client_iden
     return set_job(identity, launcher->origin, text);
 }
 
-/* A process on its own has a job of its own, however many of them this user runs. */
+/* A process on its own has a job of its own, however many of them this user runs. Its pid is for people:
+ * in each of several pid namespaces a process may have it. */
 static void job_of_one(struct client_identity *identity)
 {
     static _Atomic unsigned solos;
     unsigned n = atomic_fetch_add_explicit(&solos, 1, memory_order_relaxed) + 1;
-    snprintf(identity->job, sizeof(identity->job), "solo-%ld-%u", (long)getpid(), n);
+    struct stat namespace;
+    unsigned long number = stat("/proc/self/ns/pid", &namespace) == 0 ? namespace.st_ino : 0;
+    snprintf(identity->job, sizeof(identity->job), "solo-%ld-%u-%lx", (long)getpid(), n, number);
 }
 
 static int job_from_argument(const char *job, struct client_identity *identity)

@@ -42,22 +42,23 @@ struct client_patience client_liveness_patience(const struct hvi_bell_page *bell
  * here, and a process that is just ending still looks alive. */
 static void end(struct client_link *link, struct hvi_fate fate)
 {
-    char how[128] = "is gone", silence[64] = "";
+    char how[128] = "is gone", silence[64] = "", engine[HVI_PROCESS_TEXT];
     link->calls->drain(link->complete);
     if (fate.kind == HVI_FATE_EXITED || fate.kind == HVI_FATE_SIGNALED)
         hvi_fate_describe(fate, how, sizeof(how));
     if (link->silence.given_ns >= SILENT_NS && link->silence.limit_ns != HVI_NEVER)
         snprintf(silence, sizeof(silence), ", and had not moved for %u s before",
                  (unsigned)(link->silence.given_ns / HVI_NS_SEC));
+    hvi_process_describe(link->engine_here, link->engine_pid, engine);
     client_link_end(link, HVD_ERR_ENGINE_LOST,
-                    "the engine of job '%s' (pid %d) %s%s; hvdd's log says more; close this "
-                    "session and open a new one",
-                    link->identity.job, link->engine_pid, how, silence);
+                    "the engine of job '%s' (%s) %s%s; hvdd's log says more; close this session "
+                    "and open a new one",
+                    link->identity.job, engine, how, silence);
 }
 
 void client_liveness_gone(struct client_link *link)
 {
-    end(link, hvi_fate_look(link->engine_pid, -1));
+    end(link, hvi_fate_look(link->engine_here, -1)); /* .engine_pid may be another process here */
 }
 
 /* False: the caller has not the right, or the engine no pid here. While the engine's socket is open its
@@ -77,14 +78,15 @@ static bool kill_engine(const struct client_link *link)
 
 static void end_silent(struct client_link *link)
 {
+    char engine[HVI_PROCESS_TEXT];
+    hvi_process_describe(link->engine_here, link->engine_pid, engine);
     link->calls->drain(link->complete);
     link->engine_remains = true;
     client_link_end(link, HVD_ERR_ENGINE_LOST,
-                    "the engine of job '%s' (pid %d) has not moved for %u s: it was stopped, or is "
+                    "the engine of job '%s' (%s) has not moved for %u s: it was stopped, or is "
                     "stuck; this process cannot kill it, so it may still write to the memory of "
                     "ops in flight; have it killed, close this session and open a new one",
-                    link->identity.job, link->engine_pid,
-                    (unsigned)(link->silence.given_ns / HVI_NS_SEC));
+                    link->identity.job, engine, (unsigned)(link->silence.given_ns / HVI_NS_SEC));
 }
 
 static void look_at_beat(struct client_link *link)

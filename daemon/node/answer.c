@@ -475,7 +475,7 @@ static void answer_process_exited(struct node *node, const struct node_asker *as
     {
         const struct node_slot *slot = node_generation_slot(generation, request->rank);
         const bool is_absent = slot == NULL || slot->state == NODE_SLOT_ABSENT;
-        if (is_absent || slot->pid == (pid_t)request->pid)
+        if (is_absent || slot->pid == (pid_t)request->pid || slot->own_pid == (pid_t)request->pid)
             node_link_send(generation->engine, &msg, NULL, 0);
         is_missed = is_missed || is_absent;
     }

@@ -24,6 +24,7 @@
 
 #include "base/fate.h"
 #include "base/status.h"
+#include "base/uid.h"
 #include "shm/abi.h"
 
 #include <errno.h>
@@ -157,7 +158,7 @@ static void hand_over(struct node_pending *pending, struct node_generation *gene
     sd_event_source_set_enabled(pending->io, SD_EVENT_OFF);
     sd_event_source_set_time_relative(pending->timer, (uint64_t)node->config.attach_timeout / 1000);
     sd_event_source_set_enabled(pending->timer, SD_EVENT_ONESHOT);
-    node_slot_claim(generation, node_attach_seat(request), rank);
+    node_slot_claim(generation, node_attach_seat(request), rank, (pid_t)request->own_pid);
     node_slot_set(&node->jobs, generation, rank, NODE_SLOT_ATTACHING, pending->peer.pid, session,
                   "attach accepted");
     node_link_presence(generation->engine);
@@ -276,11 +277,37 @@ void node_attach_wake_held(struct node *node)
     }
 }
 
+/* What the kernel cannot tell of a peer in other namespaces, and nobody else is asked. */
+static int check_namespaces(const struct node_pending *pending, char *text_p, size_t size)
+{
+    if (!hvi_uid_is_known(pending->peer.uid)) {
+        snprintf(text_p, size,
+                 "hvdd's user namespace has no number for your user, who reads as uid %u there as "
+                 "others do; run hvdd outside of it, or as your user",
+                 (unsigned)pending->peer.uid);
+        return HVI_ERR_REFUSED;
+    }
+    if (pending->pidfd < 0) {
+        snprintf(
+            text_p, size,
+            "hvdd does not see your process, which is in another pid namespace, and this kernel "
+            "has no SO_PEERPIDFD (Linux 6.5) by which hvdd could watch it; run hvdd in the "
+            "machine's pid namespace");
+        return HVI_ERR_REFUSED;
+    }
+    return HVI_OK;
+}
+
 static void handle_attach(struct node_pending *pending, const struct hvi_attach_request *request)
 {
     struct node *node = pending->node;
-    struct node_decision decision;
+    struct node_decision decision = {.generation = NULL};
 
+    decision.status = check_namespaces(pending, decision.text, sizeof(decision.text));
+    if (decision.status != HVI_OK) {
+        pending_refuse(pending, decision.status, decision.text);
+        return;
+    }
     poll_engines(node, pending->peer.uid, request->job);
     node_attach_decide(node, &pending->peer, request, &decision);
     if (hold(pending, &decision))
@@ -717,7 +744,7 @@ void node_attach_accept(struct node *node, int fd)
     error = errno;
     DL_APPEND(node->pendings, pending);
     node->pending_count++;
-    if (pending->pidfd >= 0 || peer.pid <= 0) /* the latter is refused when it has asked */
+    if (pending->pidfd >= 0 || peer.pid <= 0) /* without a pidfd it is refused when it has asked */
         watch_and_read(pending);
     else if (error == ESRCH || error == EINVAL)
         pending_gone(pending);

@@ -4,6 +4,7 @@
  * looked at: two users may each have a job of the same id. And which job an admin request is about. */
 #include "daemon/node/node.h"
 
+#include "base/fate.h"
 #include "base/status.h"
 #include "shm/abi.h"
 
@@ -38,9 +39,6 @@ static bool check_peer(const struct node *node, const struct node_peer *peer,
             "this hvdd (%s) is private to uid %u and refuses uid %u; start one of your own or set "
             "HVD_ADDRESS",
             node->rundir.path, (unsigned)node->uid, (unsigned)peer->uid);
-    if (peer->pid <= 0)
-        return refuse(decision, HVI_ERR_REFUSED,
-                      "hvdd cannot see your process: it runs in another pid namespace than hvdd");
     if (node->phase != NODE_PHASE_RUNNING)
         return refuse(decision, HVI_ERR_DRAINING,
                       "hvdd (pid %d) is shutting down and takes no new sessions", (int)getpid());
@@ -215,21 +213,24 @@ static bool check_duplicate(const struct node_job *job, const struct hvi_attach_
 {
     const struct node_generation *newest = node_job_newest(job);
     const struct node_slot *mine = node_generation_slot(newest, request->rank), *seat;
+    char process[HVI_PROCESS_TEXT];
 
     if (newest->stopping || node_generation_lost(newest) || node_generation_left(newest))
         return true;
-    if (mine != NULL && is_present(mine))
+    if (mine != NULL && is_present(mine)) {
+        hvi_process_describe(mine->pid, mine->own_pid, process);
         return refuse(decision, HVI_ERR_DUPLICATE_RANK,
-                      "rank %d of job '%s' is already attached: pid %d holds it", request->rank,
-                      job->name.id, (int)mine->pid);
+                      "rank %d of job '%s' is already attached: %s holds it", request->rank,
+                      job->name.id, process);
+    }
     seat = &newest->slots[node_attach_seat(request)];
-    if (is_present(seat))
-        return refuse(decision, HVI_ERR_DUPLICATE_RANK,
-                      "local rank %d of job '%s' is already attached: pid %d holds it as rank %d, "
-                      "and this process says that it is rank %d",
-                      node_attach_seat(request), job->name.id, (int)seat->pid, seat->rank,
-                      request->rank);
-    return true;
+    if (!is_present(seat))
+        return true;
+    hvi_process_describe(seat->pid, seat->own_pid, process);
+    return refuse(decision, HVI_ERR_DUPLICATE_RANK,
+                  "local rank %d of job '%s' is already attached: %s holds it as rank %d, and this "
+                  "process says that it is rank %d",
+                  node_attach_seat(request), job->name.id, process, seat->rank, request->rank);
 }
 
 void node_attach_decide(const struct node *node, const struct node_peer *peer,

@@ -292,10 +292,11 @@ struct node_slot *node_generation_slot(const struct node_generation *generation,
     return NULL;
 }
 
-void node_slot_claim(struct node_generation *generation, int32_t seat, int32_t rank)
+void node_slot_claim(struct node_generation *generation, int32_t seat, int32_t rank, pid_t own_pid)
 {
     HVI_ASSERT(generation->slots[seat].state == NODE_SLOT_ABSENT);
     generation->slots[seat].rank = rank;
+    generation->slots[seat].own_pid = own_pid;
 }
 
 bool node_slot_set(struct node_jobs *jobs, struct node_generation *generation, int32_t rank,

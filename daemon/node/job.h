@@ -35,7 +35,8 @@ enum node_job_state {
 struct node_slot {
     int32_t rank; /* -1: not known before it comes */
     enum node_slot_state state;
-    pid_t pid; /* of the last that attached; 0 before */
+    pid_t pid;     /* of the last that attached; 0 before, and where hvdd does not see it */
+    pid_t own_pid; /* as it says; 0: not told */
     uint64_t session;
 };
 
@@ -112,7 +113,7 @@ static inline bool node_generation_spans(const struct node_generation *generatio
 /* The slot of a rank; NULL: it has none here, or none yet. */
 struct node_slot *node_generation_slot(const struct node_generation *generation, int32_t rank);
 /* A rank is about to come to an absent slot. */
-void node_slot_claim(struct node_generation *generation, int32_t seat, int32_t rank);
+void node_slot_claim(struct node_generation *generation, int32_t seat, int32_t rank, pid_t own_pid);
 /* Attaching and attached slots. */
 int32_t node_generation_present(const struct node_generation *generation);
 /* True when somebody left, or somebody is lost or ended. */

@@ -612,7 +612,7 @@ static void restore_slots(struct node *node, struct node_generation *generation,
             state <= NODE_SLOT_ATTACHING)
             continue;
         if (generation->slots[seat].state == NODE_SLOT_ABSENT)
-            node_slot_claim(generation, seat, row->rank);
+            node_slot_claim(generation, seat, row->rank, (pid_t)row->own_pid);
         /* A rank that stands there twice keeps its first state: the second edge does not exist. */
         if (node_slot_set(&node->jobs, generation, row->rank, NODE_SLOT_ATTACHING, (pid_t)row->pid,
                           node->next_session++, "told by its engine"))

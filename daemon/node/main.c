@@ -5,6 +5,7 @@
 
 #include "base/rights.h"
 #include "base/status.h"
+#include "base/uid.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -76,6 +77,18 @@ static bool is_root_for_all(const struct node *node)
         "service, which has a user of its own (systemctl start hvdd), or hvdd as another user, or "
         "with --private=yes for root's own jobs",
         "");
+    return true;
+}
+
+/* Its own number is that of others too, whom it could not tell from itself. */
+static bool is_nameless(const struct node *node)
+{
+    if (hvi_uid_is_known(node->uid))
+        return false;
+    HVI_LOG(HVI_LOG_ERROR, "main", "no-uid",
+            "hvdd's user namespace has no number for hvdd's own user; map it there, as unshare "
+            "--map-current-user does",
+            "uid=%u", (unsigned)node->uid);
     return true;
 }
 
@@ -173,7 +186,7 @@ int main(int argc, char **argv)
     node.descriptors = raise_descriptor_limit();
     node.uid = geteuid();
     choose_place(&node);
-    if (is_root_for_all(&node) || !limit_rights(&node))
+    if (is_nameless(&node) || is_root_for_all(&node) || !limit_rights(&node))
         return 2;
     node.started_ns = hvi_clock_ns();
     node.next_session = node.started_ns; /* grows from one hvdd to the next */

@@ -104,6 +104,8 @@ class Rank(NamedTuple):
     node: _U32
     origin: _Text
     text: _Text
+    own_pid: _I32
+    memory: _Text
 
 
 class Missing(NamedTuple):

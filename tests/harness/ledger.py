@@ -120,6 +120,9 @@ CONDITIONS: dict[str, Callable[[], bool]] = {
     "no-memory-cgroup": lambda: not _may_limit_memory(),
     "no-ipv6": _has_no_ipv6,
     "no-mount": lambda: not _succeeds("unshare", "--mount", "true"),
+    "no-user-namespaces": lambda: not _succeeds("unshare", "--user", "true"),
+    "no-containers": lambda: not _succeeds("unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--ipc",
+                                           "mount", "-t", "tmpfs", "none", "/tmp"),
     "no-nodes": lambda: not _succeeds("unshare", "--net", "--uts", "--ipc", "--mount", "--pid", "--fork", "--mount-proc", "sh", "-c",
                                       "PATH=$PATH:/usr/sbin:/sbin; ip link add n1 type veth peer name n2 && nft add table inet t && "
                                       "ip -6 addr add fd00::1/64 dev lo && mount -t tmpfs tmpfs /run && mount -t sysfs sysfs /sys"),

@@ -272,6 +272,8 @@ void ctl_json_ranks(const struct ctl *ctl, const char *job, const struct hvd_adm
         add_u64(object, "region_bytes", row->region_bytes);
         cJSON_AddStringToObject(object, "origin", row->origin);
         cJSON_AddStringToObject(object, "text", row->text);
+        add_i64(object, "own_pid", row->own_pid);
+        cJSON_AddStringToObject(object, "memory", row->memory);
         add_place(object, reply, row->node);
     }
     add_spans(document, reply->spans, reply->span_count);

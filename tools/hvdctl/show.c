@@ -289,6 +289,23 @@ static void add_place(struct ctl_table *table, const struct hvd_admin_span *span
         ctl_table_add(table, CTL_PLAIN, "-");
 }
 
+/* Why the rank is gone. Of one that is there: what it is called in its own pid namespace, and why its
+ * ordinary memory is staged. */
+static void add_note(struct ctl_table *table, const struct hvd_admin_rank *row)
+{
+    char own[64] = "";
+    const bool staged = strncmp(row->memory, "staged", strlen("staged")) == 0;
+    if (row->text[0] != '\0') {
+        ctl_table_add(table, CTL_PLAIN, "%s", row->text);
+        return;
+    }
+    if (row->own_pid != 0 && row->own_pid != row->pid)
+        snprintf(own, sizeof own, "pid %" PRId32 " in its own pid namespace%s", row->own_pid,
+                 staged ? "; " : "");
+    ctl_table_add(table, CTL_PLAIN, "%s%s%s", own, staged ? "ordinary memory " : "",
+                  staged ? row->memory : "");
+}
+
 static void add_rank(struct ctl_table *table, const struct hvd_admin_rank *row)
 {
     char process[64];
@@ -297,7 +314,7 @@ static void add_rank(struct ctl_table *table, const struct hvd_admin_rank *row)
     text_process(row->process[0] != '\0' ? row->process : "-", process, sizeof process);
     ctl_table_add(table, CTL_PLAIN, "%" PRId32, row->rank);
     add_pid(table, row->pid);
-    if (row->pid > 0)
+    if (row->pid > 0 || row->own_pid > 0)
         add_user(table, row->uid);
     else
         ctl_table_add(table, CTL_PLAIN, "-");
@@ -313,7 +330,7 @@ static void add_rank(struct ctl_table *table, const struct hvd_admin_rank *row)
     add_share(table, row->last_ops, row->lag_ops);
     add_bytes(table, row->region_bytes);
     ctl_table_add(table, CTL_PLAIN, "%s", row->origin[0] != '\0' ? row->origin : "-");
-    ctl_table_add(table, CTL_PLAIN, "%s", row->text);
+    add_note(table, row);
 }
 
 void ctl_show_ranks(const struct ctl *ctl, const char *job, const struct hvd_admin_answer *reply)
@@ -408,6 +425,13 @@ static void rank_ranges(const int32_t *ranks, size_t count, char *text_p, size_t
     }
 }
 
+static const char *without_pid(const struct hvd_admin_missing *rank)
+{
+    if (strcmp(rank->process, "elsewhere") == 0)
+        return rank->waits_in;
+    return strcmp(rank->process, "absent") == 0 ? "not attached" : "in another pid namespace";
+}
+
 /* "2 (pid 4711, stopped (T)), 3 (pid 4712, sleeping (S) in allreduce 'b'), 4 (not attached)"; the
  * first few. */
 static void missing_ranks(const struct hvd_admin_stall *row, char *text_p, size_t size)
@@ -426,9 +450,8 @@ static void missing_ranks(const struct hvd_admin_stall *row, char *text_p, size_
                                      rank->pid, process, rank->waits_in[0] != '\0' ? " in " : "",
                                      rank->waits_in);
         else
-            used += (size_t)snprintf(
-                text_p + used, size - used, "%s%" PRId32 " (%s)", comma, rank->rank,
-                strcmp(rank->process, "elsewhere") == 0 ? rank->waits_in : "not attached");
+            used += (size_t)snprintf(text_p + used, size - used, "%s%" PRId32 " (%s)", comma,
+                                     rank->rank, without_pid(rank));
     }
     if (row->missing_count > shown_max)
         snprintf(text_p + used, size - used, " and %zu more", row->missing_count - shown_max);

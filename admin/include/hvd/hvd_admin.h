@@ -175,7 +175,7 @@ struct hvd_admin_job {
 };
 
 struct hvd_admin_rank {
-    int32_t rank, pid; /* pid 0: not attached yet */
+    int32_t rank, pid; /* pid 0: not attached yet, or not seen by hvdd */
     uint32_t uid;
     const char *state;   /* "absent", "attached", "left", "lost", "ended" */
     const char *process; /* letter of /proc/PID/stat, or "" */
@@ -189,6 +189,10 @@ struct hvd_admin_rank {
     uint32_t node;                          /* hvd_admin_span.node */
     const char *origin;                     /* "hvdrun", "torchrun", "slurm", ... */
     const char *text;                       /* why it is gone */
+    /* Where the rank is in another pid namespace than hvdd: its pid there. 0: not known. `pid` is 0 if
+     * hvdd does not see that namespace. */
+    int32_t own_pid;
+    const char *memory; /* ordinary memory: "by address", "staged: " and why, "": not known */
 };
 
 struct hvd_admin_missing {

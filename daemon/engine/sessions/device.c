@@ -94,7 +94,8 @@ void engine_device_offer(struct engine_session *session)
 {
     const struct engine_sessions *sessions = session->sessions;
 
-    if (sessions->device->enabled)
+    /* A worker watches the process whose memory it opens, by its pid. */
+    if (sessions->device->enabled && session->process.pid > 0)
         hvi_channel_offer(&session->channel, session->channel.features | HVI_FEATURE_DEVICE);
 }
 

@@ -45,11 +45,10 @@ void engine_missing_failed(struct engine_sessions *sessions, struct engine_op *o
     const struct engine_request *owner =
         is_in(&sessions->slots->region, address) ? NULL : owner_of(op, address, &region);
     int32_t rank = owner ? owner->session->rank : -1;
-    char text[HVI_TEXT_MAX + 1], label[ENGINE_LABEL], whose[64] = "the engine";
+    char text[HVI_TEXT_MAX + 1], label[ENGINE_LABEL], whose[ENGINE_RANK_LABEL] = "the engine";
 
     if (owner)
-        snprintf(whose, sizeof whose, "rank %d (pid %d)", rank,
-                 (int)engine_rank_at(sessions, owner->session->seat)->pid);
+        engine_rank_label(owner->session, whose, sizeof whose);
     engine_tensor_label(op->tensor, label);
     snprintf(text, sizeof text,
              "%s '%s': a page of the memory of %s could not be had; look at the limits of memory "

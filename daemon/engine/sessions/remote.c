@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "base/fate.h"
+#include "base/file.h"
 #include "base/log.h"
 #include "base/status.h"
 #include "daemon/engine/exec/task.h"
@@ -24,6 +25,15 @@
 
 #define NOWHERE 8 /* below any address that can be mapped */
 
+static bool is_in_other_user_namespace(pid_t pid)
+{
+    char path[64], ours[256], theirs[256];
+
+    snprintf(path, sizeof path, "/proc/%d/uid_map", (int)pid);
+    return hvi_file_read("/proc/self/uid_map", ours, sizeof ours) > 0 &&
+           hvi_file_read(path, theirs, sizeof theirs) > 0 && strcmp(ours, theirs) != 0;
+}
+
 void engine_remote_offer(struct engine_session *session)
 {
     pid_t pid = engine_rank_at(session->sessions, session->seat)->pid;
@@ -31,13 +41,17 @@ void engine_remote_offer(struct engine_session *session)
     struct iovec ours = {.iov_base = &byte, .iov_len = 1};
     struct iovec theirs = {.iov_base = (void *)NOWHERE, .iov_len = 1};
 
+    session->memory = HVI_MEMORY_HIDDEN;
     if (pid <= 0 || session->pid_fd < 0)
         return;
     if (process_vm_readv(pid, &ours, 1, &theirs, 1, 0) >= 0 || errno != EFAULT) {
         HVI_LOG(HVI_LOG_DEBUG, "foreign", "not-offered", strerror(errno), "rank=%d pid=%d",
                 session->rank, (int)pid);
+        session->memory =
+            is_in_other_user_namespace(pid) ? HVI_MEMORY_OTHER_USER : HVI_MEMORY_REFUSED;
         return;
     }
+    session->memory = HVI_MEMORY_BY_ADDRESS;
     session->regions.process_offered = true;
     hvi_channel_offer(&session->channel, HVI_FEATURE_PROCESS);
 }
@@ -96,10 +110,10 @@ static bool is_gone(struct engine_rank *slot, const struct engine_session *sessi
     return true;
 }
 
-static void describe(const struct engine_op *op, const struct engine_fault *fault, int32_t rank,
-                     pid_t pid, char *text_p, size_t size)
+static void describe(const struct engine_op *op, const struct engine_fault *fault,
+                     const struct engine_rank *slot, char *text_p, size_t size)
 {
-    char label[ENGINE_LABEL], why[160];
+    char label[ENGINE_LABEL], why[160], process[HVI_PROCESS_TEXT];
 
     if (fault->error == ETIMEDOUT)
         snprintf(
@@ -111,10 +125,11 @@ static void describe(const struct engine_op *op, const struct engine_fault *faul
         snprintf(why, sizeof why, "%s; memory must stay as it is until the op is finished",
                  strerror(fault->error));
     engine_tensor_label(op->tensor, label);
+    hvi_process_describe(slot->pid, slot->own_pid, process);
     snprintf(text_p, size,
-             "%s '%s': the %s of rank %d (pid %d) could not be %s at address 0x%" PRIx64 ": %s",
-             hvi_kind_text(op->kind), label, fault->writing ? "output" : "input", rank, (int)pid,
-             fault->writing ? "written" : "read", fault->address, why);
+             "%s '%s': the %s of rank %d (%s) could not be %s at address 0x%" PRIx64 ": %s",
+             hvi_kind_text(op->kind), label, fault->writing ? "output" : "input", slot->rank,
+             process, fault->writing ? "written" : "read", fault->address, why);
 }
 
 void engine_remote_failed(struct engine_sessions *sessions, struct engine_op *op, int status,
@@ -129,7 +144,7 @@ void engine_remote_failed(struct engine_sessions *sessions, struct engine_op *op
         bereave(sessions, op, slot);
         return;
     }
-    describe(op, fault, rank, slot->pid, text, sizeof text);
+    describe(op, fault, slot, text, sizeof text);
     HVI_LOG(HVI_LOG_WARN, "foreign", fault->error == ETIMEDOUT ? "memory-silent" : "memory-gone",
             text, "job=%s rank=%d", sessions->start->job, rank);
     engine_op_done(sessions->order, op, status, text, rank);

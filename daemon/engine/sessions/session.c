@@ -136,10 +136,13 @@ void engine_sessions_fini(struct engine_sessions *sessions)
 void engine_rank_label(const struct engine_session *session, char *text_p, size_t size)
 {
     const struct engine_sessions *sessions = session->sessions;
+    const struct engine_rank *slot = engine_rank_at(sessions, session->seat);
     const char *node = sessions->node;
+    char process[HVI_PROCESS_TEXT];
 
-    snprintf(text_p, size, "rank %d%s%s (pid %d)", session->rank, node[0] != '\0' ? " on " : "",
-             node, (int)engine_rank_at(sessions, session->seat)->pid);
+    hvi_process_describe(slot->pid, slot->own_pid, process);
+    snprintf(text_p, size, "rank %d%s%s (%s)", session->rank, node[0] != '\0' ? " on " : "", node,
+             process);
 }
 
 int engine_sessions_send(struct engine_sessions *sessions, int socket_fd,
@@ -409,8 +412,10 @@ static int check_attach(const struct engine_sessions *sessions,
     }
     const struct engine_rank *slot = engine_rank_at(sessions, seat_of(sessions, request));
     if (slot->state != ENGINE_RANK_ABSENT) {
-        snprintf(text_p, text_size, "rank %d of job '%s' is taken: pid %d, %s", slot->rank,
-                 sessions->start->job, (int)slot->pid, state_texts[slot->state]);
+        char process[HVI_PROCESS_TEXT];
+        hvi_process_describe(slot->pid, slot->own_pid, process);
+        snprintf(text_p, text_size, "rank %d of job '%s' is taken: %s, %s", slot->rank,
+                 sessions->start->job, process, state_texts[slot->state]);
         return HVI_ERR_DUPLICATE_RANK;
     }
     return HVI_OK;
@@ -421,6 +426,7 @@ static void fill_slot(struct engine_rank *slot, const struct hvi_engine_adopt *a
 {
     slot->rank = request->rank;
     slot->pid = adopt->pid;
+    slot->own_pid = request->own_pid;
     slot->uid = adopt->uid;
     snprintf(slot->origin, sizeof slot->origin, "%s", request->origin);
 }
@@ -439,7 +445,7 @@ static void refuse_promised(struct engine_sessions *sessions, engine_seat seat, 
                             int status)
 {
     const struct engine_rank *slot = engine_rank_at(sessions, seat);
-    char why[160], text[512];
+    char why[160], text[512], process[HVI_PROCESS_TEXT];
 
     snprintf(why, sizeof why, "%s",
              status == HVI_ERR_LIMIT ? "out of file descriptors (LimitNOFILE=, ulimit -n), or the "
@@ -448,8 +454,8 @@ static void refuse_promised(struct engine_sessions *sessions, engine_seat seat, 
     snprintf(text, sizeof text, "the engine of job '%s' (pid %d) cannot take rank %d: %s",
              sessions->start->job, (int)getpid(), slot->rank, why);
     reply(sessions, socket_fd, status, text, NULL);
-    snprintf(text, sizeof text, "rank %d (pid %d) could not be attached: %s", slot->rank,
-             (int)slot->pid, why);
+    hvi_process_describe(slot->pid, slot->own_pid, process);
+    snprintf(text, sizeof text, "rank %d (%s) could not be attached: %s", slot->rank, process, why);
     engine_slots_leave(sessions->slots, seat);
     lose(sessions, seat, ENGINE_RANK_ENDED, text);
 }
@@ -565,7 +571,7 @@ void engine_sessions_miss(struct engine_sessions *sessions, int32_t rank, pid_t 
         return;
     }
     const engine_seat seat = {(uint16_t)(slot - sessions->ranks)};
-    slot->pid = pid;
+    slot->pid = slot->own_pid = pid;
     engine_slots_leave(sessions->slots, seat);
     lose(sessions, seat, ENGINE_RANK_LOST, text);
 }
@@ -792,12 +798,15 @@ static void fill_row(const struct engine_sessions *sessions, engine_seat seat,
     row->rank = slot->rank;
     row->seat = seat.n;
     row->pid = slot->pid;
+    row->own_pid = slot->own_pid;
     row->uid = (uint32_t)slot->uid;
     if (state == ENGINE_RANK_DYING)
         state = ENGINE_RANK_ATTACHED;
     snprintf(row->state, sizeof row->state, "%s", state_texts[state]);
-    if (slot->session)
+    if (slot->session) {
         row->process[0] = hvi_process_state(slot->pid);
+        row->memory = slot->session->memory;
+    }
     row->in_flight = slot->session ? slot->session->in_flight : 0;
     engine_stats_fill(sessions->stats, seat, row);
     if (slot->session)

@@ -78,7 +78,8 @@ struct engine_rank {
     int32_t rank; /* -1: not known before it comes */
     enum engine_rank_state state;
     struct engine_session *session; /* while attached or dying */
-    pid_t pid;
+    pid_t pid;                      /* 0: in a pid namespace that this engine does not see */
+    pid_t own_pid;                  /* as its process says; 0: not told */
     uid_t uid;
     char origin[HVI_WIRE_SHORT_TEXT];
     char text[HVI_TEXT_MAX + 1]; /* why it is gone */
@@ -126,6 +127,7 @@ struct engine_session {
     uint64_t id;
     int socket_fd, pid_fd, event_fd;
     struct engine_process process; /* the trainer's, with .pid_fd */
+    enum hvi_memory_way memory;    /* of that process */
     bool detached; /* by this request, which waits for its Ack; open: sessions.held */
     uint64_t detach_request;
     int end_status; /* closing: of the Notice that the rank gets; HVI_OK: none */
@@ -203,8 +205,9 @@ static inline struct engine_rank *engine_rank_at(const struct engine_sessions *s
 /* NULL: the rank has no seat here, or has not come yet. */
 struct engine_rank *engine_rank_find(const struct engine_sessions *sessions, int32_t rank);
 
-/* "rank 3 (pid 4711)"; where other nodes have ranks of the job, "rank 3 on h2 (pid 4711)". */
-#define ENGINE_RANK_LABEL (HVI_WIRE_NODE_NAME + 48)
+/* "rank 3 (pid 4711)"; where other nodes have ranks of the job, "rank 3 on h2 (pid 4711)". The pid as in
+ * hvi_process_describe. */
+#define ENGINE_RANK_LABEL (HVI_WIRE_NODE_NAME + HVI_PROCESS_TEXT + 48)
 void engine_rank_label(const struct engine_session *session, char *text_p, size_t size);
 
 /* The job has ranks on other nodes. */

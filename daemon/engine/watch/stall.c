@@ -76,6 +76,7 @@ static void append_missing(struct engine_sentence *sentence, const struct round 
                            uint64_t chosen, engine_seat seat)
 {
     const struct engine_rank *slot = engine_rank_at(round->watch->sessions, seat);
+    char process[HVI_PROCESS_TEXT];
     uint32_t found = 0;
 
     for (uint32_t i = 0; i < round->count; i++) {
@@ -94,8 +95,9 @@ static void append_missing(struct engine_sentence *sentence, const struct round 
     }
     if (found == 0)
         return;
+    hvi_process_describe(slot->pid, slot->own_pid, process);
     if (slot->session)
-        engine_sentence_append(sentence, "] (pid %d, %s)", (int)slot->pid,
+        engine_sentence_append(sentence, "] (%s, %s)", process,
                                hvi_process_state_text(hvi_process_state(slot->pid)));
     else
         engine_sentence_append(sentence, "] (not attached)");
@@ -404,13 +406,13 @@ static void describe_holders(const struct engine_watch *watch, const struct engi
                            (int)hvi_utf8_cut(held->name, strlen(held->name), NAME_SHOWN),
                            held->name);
     for (uint16_t i = 0; i < watch->sessions->seats; i++) {
-        const engine_seat seat = {i};
+        const struct engine_rank *slot = engine_rank_at(watch->sessions, (engine_seat){i});
+        char process[HVI_PROCESS_TEXT];
         if ((held->holders >> i & 1u) == 0)
             continue;
-        pid_t pid = engine_rank_at(watch->sessions, seat)->pid;
-        engine_sentence_append(&sentence, " rank %d (pid %d, %s)",
-                               engine_rank_at(watch->sessions, seat)->rank, (int)pid,
-                               hvi_process_state_text(hvi_process_state(pid)));
+        hvi_process_describe(slot->pid, slot->own_pid, process);
+        engine_sentence_append(&sentence, " rank %d (%s, %s)", slot->rank, process,
+                               hvi_process_state_text(hvi_process_state(slot->pid)));
     }
     engine_sentence_append(&sentence, ", in the middle of its part of the reduction");
     cut_whole(&sentence);

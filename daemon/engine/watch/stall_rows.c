@@ -459,11 +459,12 @@ void engine_stall_describe(const struct engine_watch *watch, const struct engine
     text_p[0] = '\0';
     for (uint32_t i = 0; i < members; i++) {
         const struct engine_rank *slot = engine_rank_at(watch->sessions, op->set->seats[i]);
-        char one[96];
+        char one[128], process[HVI_PROCESS_TEXT];
         if (!engine_stall_misses(op, i))
             continue;
+        hvi_process_describe(slot->pid, slot->own_pid, process);
         if (slot->session)
-            snprintf(one, sizeof one, "rank %d (pid %d, %s)", op->set->ranks[i], (int)slot->pid,
+            snprintf(one, sizeof one, "rank %d (%s, %s)", op->set->ranks[i], process,
                      hvi_process_state_text(hvi_process_state(slot->pid)));
         else
             snprintf(one, sizeof one, "rank %d (%s)", op->set->ranks[i],

@@ -397,6 +397,28 @@ START_TEST(a_process_that_is_hidden_is_not_taken_for_gone)
 }
 END_TEST
 
+START_TEST(a_process_is_called_by_its_pid_and_by_its_own)
+{
+    static const struct {
+        pid_t pid, own;
+        const char *text;
+    } names[] = {
+        {4711, 0, "pid 4711"},
+        {4711, 4711, "pid 4711"},
+        {4711, 7, "pid 4711, 7 in its own pid namespace"},
+        {0, 7, "pid 7 in its own pid namespace"},
+        {0, 0, "in another pid namespace"},
+    };
+    char text[HVI_PROCESS_TEXT];
+
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        hvi_process_describe(names[i].pid, names[i].own, text);
+        ck_assert_str_eq(text, names[i].text);
+    }
+    ck_assert_int_eq(hvi_process_state(0), '?');
+}
+END_TEST
+
 START_TEST(a_process_has_a_place_and_a_state_in_words)
 {
     static const char letters[] = "RSDTtZXI?";
@@ -487,6 +509,7 @@ int main(void)
     tcase_add_test(tcase, our_own_child_is_told_and_stays_reapable);
     tcase_add_test(tcase, who_may_not_look_does_not_claim_success);
     tcase_add_test(tcase, a_process_that_is_hidden_is_not_taken_for_gone);
+    tcase_add_test(tcase, a_process_is_called_by_its_pid_and_by_its_own);
     tcase_add_test(tcase, a_process_has_a_place_and_a_state_in_words);
     tcase_add_test(tcase, nobody_is_gone_in_an_unknown_way);
     tcase_add_test(tcase, sentences_are_the_promised_ones);

@@ -107,7 +107,7 @@ static void assert_accepted(unsigned kind)
 static const struct value legal_attach[] = {
     {1, 1, NULL, 0},  {2, 1, NULL, 0}, {3, 0, "job", 0}, {4, 0, "key", 0}, {5, 0, NULL, 0},
     {6, 2, NULL, 0},  {7, 0, NULL, 0}, {8, 2, NULL, 0},  {9, 0, NULL, 0},  {10, 1, NULL, 0},
-    {11, 0, "me", 0}, {12, 0, "1", 0}, {0, 0, NULL, 0},
+    {11, 0, "me", 0}, {12, 0, "1", 0}, {14, 1, NULL, 0}, {0, 0, NULL, 0},
 };
 static const struct value legal_reply[] = {
     {1, 0, NULL, 0}, {2, 0, "t", 0},  {3, 1, NULL, 0}, {4, 1, NULL, 0},
@@ -169,6 +169,7 @@ static const struct broken broken[] = {
     {1, legal_attach, {9, -2, NULL, 0}, "attach_request.cross_rank: -2, must be at least -1"},
     {1, legal_attach, {10, 0, NULL, 0}, "attach_request.cross_size: 0, must be 1..1048576"},
     {1, legal_attach, {11, 0, "\x80", 0}, "attach_request.origin: " NOT_UTF8},
+    {1, legal_attach, {14, -1, NULL, 0}, "attach_request.own_pid: -1, must be at least 0"},
     {1, legal_attach, {12, 0, "\xed\xa0\x80", 0}, "attach_request.client_version: " NOT_UTF8},
     {2, legal_reply, {1, 2, NULL, 0}, "attach_reply.status: 2, must be -999..1"},
     {2, legal_reply, {1, -1000, NULL, 0}, "attach_reply.status: -1000, must be -999..1"},

@@ -41,6 +41,8 @@ static void fill_rank_row(struct hvi_rank_row *row, int32_t rank, bool full)
     row->lag_ops = row->last_ops = row->negotiated = row->replayed = row->express = UINT64_MAX;
     row->seat = HVI_RANKS_MAX - 1;
     row->node = HVI_WIRE_NODES_MAX - 1;
+    row->own_pid = INT32_MAX;
+    row->memory = UINT32_MAX;
     FILL(row->state, true);
     FILL(row->process, false);
     FILL(row->origin, true);
@@ -159,6 +161,7 @@ static void fill_attach_request(struct hvi_attach_request *request, bool full)
     request->rank = request->local_rank = request->cross_rank = INT32_MAX;
     request->size = request->cross_size = 1048576;
     request->local_size = HVI_RANKS_MAX;
+    request->own_pid = INT32_MAX;
     FILL(request->job, false);
     memcpy(request->job, "AZaz09._:@-", 11);
     FILL(request->job_key, true);

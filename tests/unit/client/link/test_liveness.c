@@ -125,6 +125,30 @@ START_TEST(an_engine_of_which_only_the_first_thread_has_ended_has_not)
 }
 END_TEST
 
+/* In another pid namespace the engine's own pid is that of another process here, or of none. */
+START_TEST(what_has_the_number_of_an_engine_elsewhere_is_not_taken_for_it)
+{
+    siginfo_t info;
+    pid_t other = fork();
+
+    ck_assert_int_ge(other, 0);
+    if (other == 0)
+        _exit(3);
+    ck_assert_int_eq(waitid(P_PID, (id_t)other, &info, WEXITED | WNOWAIT), 0);
+    start_engine(false);
+    pid_t engine = to_engine.engine_here;
+    to_engine.engine_pid = other;
+    to_engine.engine_here = 0;
+    client_liveness_gone(&to_engine);
+    ck_assert_ptr_nonnull(
+        strstr(to_engine.end_text, "in its own pid namespace) is gone; hvdd's log"));
+    kill(engine, SIGKILL);
+    ck_assert_int_eq(waitpid(engine, NULL, 0), engine);
+    ck_assert_int_eq(waitpid(other, NULL, 0), other);
+    close(to_engine.socket_fd);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("client/liveness");
@@ -132,6 +156,7 @@ int main(void)
 
     tcase_add_test(tcase, an_engine_that_was_killed_has_ended);
     tcase_add_test(tcase, an_engine_of_which_only_the_first_thread_has_ended_has_not);
+    tcase_add_test(tcase, what_has_the_number_of_an_engine_elsewhere_is_not_taken_for_it);
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);
 }

@@ -47,15 +47,19 @@ static struct hvd_admin_rank hvt_ranks[] = {
      .lag_ops = 1000,
      .last_ops = 250,
      .region_bytes = 67108864,
-     .origin = "hvdrun"},
+     .origin = "hvdrun",
+     .own_pid = 4711,
+     .memory = "by address"},
     {.rank = 1,
      .pid = 4713,
      .uid = 0,
      .state = "lost",
      .process = "X",
      .origin = "slurm",
-     .text = "was killed by signal 9 (SIGKILL)"},
-    {.rank = 2, .pid = 0, .state = "absent", .process = "", .origin = "", .text = ""},
+     .text = "was killed by signal 9 (SIGKILL)",
+     .own_pid = 7,
+     .memory = ""},
+    {.rank = 2, .pid = 0, .state = "absent", .process = "", .origin = "", .text = "", .memory = ""},
 };
 static int32_t hvt_ready[] = {0, 1, 2, 5, 7, 8};
 static struct hvd_admin_missing hvt_missing[] = {

@@ -160,6 +160,26 @@ START_TEST(ranks_say_what_became_of_each)
 }
 END_TEST
 
+START_TEST(a_rank_in_other_namespaces_has_a_note)
+{
+    static const char hidden[] = "staged: hvdd does not see the rank's pid namespace";
+    struct hvd_admin_rank rows[] = {hvt_ranks[0], hvt_ranks[0]};
+    const struct hvd_admin_rank *const list[] = {&rows[0], &rows[1]};
+    struct ctl ctl = hvt_ctl();
+    const struct hvd_admin_answer reply = {.ranks = list, .rank_count = 2};
+    rows[0].own_pid = 7;
+    rows[1].rank = 1, rows[1].pid = 0, rows[1].own_pid = 8, rows[1].memory = hidden;
+    ctl_show_ranks(&ctl, "x", &reply);
+    fclose(ctl.out);
+    ck_assert_ptr_nonnull(strstr(hvt_text, "hvdrun  pid 7 in its own pid namespace\n   1     -  "
+                                           "root "));
+    ck_assert_ptr_nonnull(strstr(hvt_text,
+                                 "hvdrun  pid 8 in its own pid namespace; ordinary memory "
+                                 "staged: hvdd does not see the rank's pid namespace\n"));
+    free(hvt_text);
+}
+END_TEST
+
 START_TEST(a_rank_of_several_nodes_has_the_address_of_its_own)
 {
     struct hvd_admin_span spans[] = {
@@ -305,6 +325,7 @@ int main(void)
     tcase_add_test(tests, workers_of_gpus_are_a_table);
     tcase_add_test(tests, limits_are_a_table);
     tcase_add_test(tests, ranks_say_what_became_of_each);
+    tcase_add_test(tests, a_rank_in_other_namespaces_has_a_note);
     tcase_add_test(tests, a_rank_of_several_nodes_has_the_address_of_its_own);
     tcase_add_test(tests, stalls_name_the_missing_ranks_and_their_state);
     tcase_add_test(tests, nothing_is_said_in_words);
