@@ -9,6 +9,7 @@
 # Needs root. Nothing of this machine is to be seen in a booted one: tests/harness/hvt/boot.sh.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. scripts/debian.sh
 
 place=$PWD/build-booted
 root=$place/root
@@ -29,13 +30,6 @@ if [ "$(id -u)" != 0 ]; then
     echo "booted: needs root, for debootstrap and namespaces: sudo $0 $*" >&2
     exit 1
 fi
-
-# The archive of this machine's apt; empty where it has none of Debian's.
-mirror() {
-    # shellcheck disable=SC2016 # apt's own variables
-    apt-get indextargets --format '$(ORIGIN)|$(LABEL)|$(REPO_URI)' 'Created-By: Packages' |
-        sed -n '/^Debian|Debian|http/ {s/.*|//; p; q}'
-}
 
 set_up() {
     local each number=2001
@@ -59,7 +53,7 @@ make_root() {
     [ ! -e "$root/complete" ] || return 0
     rm -rf "$root"
     mkdir -p "$place"
-    from=$(mirror)
+    from=$(debian_mirror)
     codename=$(. /etc/os-release && echo "$VERSION_CODENAME") # its libc is the one that the build was made with
     setpriv --pdeathsig KILL "${isolated[@]}" debootstrap --variant=minbase "--include=$packages" "$codename" "$root" ${from:+"$from"} \
         >"$place/debootstrap.log" || {

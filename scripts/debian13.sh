@@ -12,6 +12,7 @@
 # Needs root, and 20 GB of disk while it runs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. scripts/debian.sh
 
 # In the new namespaces: mounts what a system has, and runs a command in the clone. It is their process 1 and stays so, since
 # bash reaps processes whose parents have gone.
@@ -62,18 +63,11 @@ if [ "$(id -u)" != 0 ]; then
     exit 1
 fi
 
-# The archive of this machine's apt; empty where it has none of Debian's.
-mirror() {
-    # shellcheck disable=SC2016 # apt's own variables
-    apt-get indextargets --format '$(ORIGIN)|$(LABEL)|$(REPO_URI)' 'Created-By: Packages' |
-        sed -n '/^Debian|Debian|http/ {s/.*|//; p; q}'
-}
-
 make_bare() {
     local from options=()
     [ ! -e "$bare/complete" ] || return 0
     rm -rf "$bare"
-    from=$(mirror)
+    from=$(debian_mirror)
     case $from in
     https:*) options=(--include=ca-certificates) ;;
     esac
@@ -89,9 +83,7 @@ make_bare() {
 # What this machine knows about its network.
 carry_settings() {
     local name bundle=
-    cp -L /etc/resolv.conf "$root/etc/resolv.conf"
-    cp -L /etc/hosts "$root/etc/hosts"
-    apt-config dump | grep -E '^Acquire::(https?|Check-|Retries|ForceIPv)' >"$root/etc/apt/apt.conf.d/99machine" || true
+    debian_network "$root"
     [ ! -f /etc/pip.conf ] || cp -L /etc/pip.conf "$root/etc/pip.conf"
     for name in "${!PIP_@}" {http,https,no}_proxy {HTTP,HTTPS,NO}_PROXY; do
         [ -z "${!name:-}" ] || passed+=("$name=${!name}")

@@ -8,7 +8,7 @@
 #   scripts/deps.sh test     what scripts/test.sh and .ci/run need: build and more
 #   scripts/deps.sh nodes    what scripts/nodes.sh needs: build, and what nodes are made of
 #   scripts/deps.sh arm      what scripts/arm.sh needs: test and more
-#   scripts/deps.sh nightly  what scripts/coverage.sh, scripts/debian13.sh and scripts/booted.sh need: test and more
+#   scripts/deps.sh nightly  what scripts/coverage.sh, debian13.sh, booted.sh and containers.sh need: test and more
 #   scripts/deps.sh list [build|demo|test|nodes|arm|nightly]    prints the list and does nothing
 #
 # "a|b" is one need: either package does; a missing one is installed as the first that this system offers.

@@ -14,6 +14,7 @@
 # coverage    lines of C and Python that unit, contract and Python tests reach, against tests/coverage.txt
 # debian13    demo and tests in a bare Debian 13
 # booted      hvdd's units under a systemd that has booted
+# containers  examples/container built and run without Docker, with hvdd outside and inside
 # fuzz        every fuzzer for ten minutes: an hour at the lowest priority, beside the other steps
 # soak        half an hour of kills, kills on several nodes, thousands of lies, ten thousand simulated ranks; beside them half an hour of random programs with a seed from the clock
 #
@@ -21,7 +22,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-all=(o3 arm tensorflow huge launchers gpus coverage debian13 booted fuzz soak)
+all=(o3 arm tensorflow huge launchers gpus coverage debian13 booted containers fuzz soak)
 folder=$PWD/build-nightly
 budget_s=6000
 rows=()
@@ -49,6 +50,7 @@ step_gpus() { scripts/test.sh release -C Nightly -R 'contract.device.nodes'; }
 step_coverage() { scripts/coverage.sh; }
 step_debian13() { scripts/debian13.sh; }
 step_booted() { scripts/booted.sh; }
+step_containers() { scripts/containers.sh; }
 step_fuzz() { nice -n 19 scripts/fuzz.sh 600; }
 step_soak() {
     local status=0 property
