@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tools/common/mesh_key.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -11,10 +11,8 @@
 
 #include <zmq.h>
 
-#define KEY_BYTES 41
-
 struct pair {
-    char public[KEY_BYTES], secret[KEY_BYTES];
+    char public[MESH_KEY_ROOM], secret[MESH_KEY_ROOM];
 };
 
 static void format(const struct pair *server, const struct pair *client, const char *secret,
@@ -38,6 +36,29 @@ int mesh_key_make(char server_p[MESH_KEY_TEXT], char client_p[MESH_KEY_TEXT], co
     explicit_bzero(&server, sizeof server);
     explicit_bzero(&client, sizeof client);
     return 0;
+}
+
+int mesh_key_pair(char public_p[MESH_KEY_ROOM], char secret_p[MESH_KEY_ROOM], const char **why_p)
+{
+    do {
+        if (zmq_curve_keypair(public_p, secret_p) != 0) {
+            *why_p = zmq_strerror(errno);
+            return -1;
+        }
+    } while (!isalnum((unsigned char)public_p[0]));
+    return 0;
+}
+
+int mesh_key_public(const char *secret, char public_p[MESH_KEY_ROOM])
+{
+    return zmq_curve_public(public_p, secret) == 0 ? 0 : -1;
+}
+
+bool mesh_key_is(const char *text)
+{
+    unsigned char bytes[32];
+
+    return strlen(text) == MESH_KEY_ROOM - 1 && zmq_z85_decode(bytes, text) != NULL;
 }
 
 int mesh_key_write(const char *path, const char *text)

@@ -25,6 +25,8 @@ struct ctl {
     bool once, mark_cycles;
     const char *peer; /* doctor: HOST[:PORT], or NULL */
     bool peer_server; /* doctor */
+    bool of_node;     /* key new --node */
+    const char *dir;  /* key: --dir, or NULL */
     FILE *out;        /* where tables and JSON go */
 };
 
@@ -87,6 +89,7 @@ void ctl_show_top(const struct ctl *ctl, const struct ctl_top_row *rows, size_t 
 void ctl_json_top(const struct ctl *ctl, const struct ctl_top_row *rows, size_t count,
                   uint64_t interval_ns);
 void ctl_json_done(const struct ctl *ctl, const char *text);
+void ctl_json_key(const struct ctl *ctl, const char *key);
 void ctl_json_error(const struct ctl *ctl, int status, const char *text);
 void ctl_json_version(const struct ctl *ctl, const char *daemon_version);
 
@@ -109,8 +112,10 @@ int ctl_timeline(const struct ctl *ctl, char **args, int count);
 /* `hvdctl top`: until interrupted, or once. */
 int ctl_top(const struct ctl *ctl, char **args, int count);
 
-/* `hvdctl key new PREFIX`. */
+/* `hvdctl key new PREFIX` and `key new --node [NAME]`, `key show`, `key allow NAME KEY`. */
 int ctl_key_new(const struct ctl *ctl, char **args, int count);
+int ctl_key_show(const struct ctl *ctl, char **args, int count);
+int ctl_key_allow(const struct ctl *ctl, char **args, int count);
 
 /* Looks at this machine; with ctl->peer at its network and the way there. CTL_OK, or CTL_REFUSED when
  * something would keep hvdd from working. */

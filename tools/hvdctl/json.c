@@ -373,6 +373,13 @@ void ctl_json_done(const struct ctl *ctl, const char *text)
     print(ctl, document);
 }
 
+void ctl_json_key(const struct ctl *ctl, const char *key)
+{
+    cJSON *document = cJSON_CreateObject();
+    cJSON_AddStringToObject(document, "key", key);
+    print(ctl, document);
+}
+
 void ctl_json_error(const struct ctl *ctl, int status, const char *text)
 {
     cJSON *document = cJSON_CreateObject();

@@ -348,8 +348,13 @@ static const struct command commands[] = {
     {"gpus", NULL, "", 0, 0, run_gpus, "the workers that have GPUs for jobs, and their memory"},
     {"limits", NULL, "", 0, 0, run_limits,
      "what users may have, and how much of it they use (--user USER)"},
-    {"key", "new", "PREFIX", 1, 1, ctl_key_new,
+    {"key", "new", "PREFIX", 0, 1, ctl_key_new,
      "make PREFIX.server and PREFIX.client, keys for jobs on several nodes"},
+    {"key", "new", "--node [NAME]", 0, 1, ctl_key_new,
+     "make this node's key and an allow-list (--dir DIR)"},
+    {"key", "show", "", 0, 0, ctl_key_show, "the key of this node, for other nodes' allow-lists"},
+    {"key", "allow", "NAME KEY", 2, 2, ctl_key_allow,
+     "let a node into the mesh, as NAME; KEY -: from standard input"},
     {"doctor", NULL, "", 0, 0, run_doctor,
      "what this machine allows, and what to do about the rest (--peer HOST)"},
     {"version", NULL, "", 0, 0, run_version, "versions of hvdctl and of the running hvdd"},
@@ -375,6 +380,7 @@ static const char options_text[] =
     "  --peer HOST[:PORT]  doctor: the way to another machine\n"
     "  --peer-server   doctor: measures with a doctor --peer of another machine, which\n"
     "                  is given the key that this one prints\n"
+    "  --dir DIR       key: the folder of this node's keys (/etc/hvdd/keys)\n"
     "\nExit status: 0 ok, 1 refused or a problem found, 2 usage, 3 no daemon.\n";
 
 static void print_command(FILE *out, const struct command *row)
@@ -412,9 +418,10 @@ static const struct option long_options[] = {
     {"min-age", required_argument, NULL, 'm'},  {"reason", required_argument, NULL, 'r'},
     {"rank", required_argument, NULL, 'R'},     {"last", required_argument, NULL, 'l'},
     {"interval", required_argument, NULL, 'i'}, {"once", no_argument, NULL, 'o'},
-    {"mark-cycles", no_argument, NULL, 'c'},    {"peer", required_argument, NULL, 'p'},
-    {"peer-server", no_argument, NULL, 'P'},    {"help", no_argument, NULL, 'h'},
-    {"version", no_argument, NULL, 'v'},        {NULL, 0, NULL, 0},
+    {"mark-cycles", no_argument, NULL, 'c'},    {"help", no_argument, NULL, 'h'},
+    {"version", no_argument, NULL, 'v'},        {"peer", required_argument, NULL, 'p'},
+    {"peer-server", no_argument, NULL, 'P'},    {"node", no_argument, NULL, 'n'},
+    {"dir", required_argument, NULL, 'd'},      {NULL, 0, NULL, 0},
 };
 
 static int seconds_option(const struct ctl *ctl, const char *name, uint64_t *ns_p)
@@ -482,6 +489,12 @@ static int take_special(struct ctl *ctl, int letter)
         return CTL_OK;
     case 'P':
         ctl->peer_server = true;
+        return CTL_OK;
+    case 'n':
+        ctl->of_node = true;
+        return CTL_OK;
+    case 'd':
+        ctl->dir = optarg;
         return CTL_OK;
     default:
         return CTL_USAGE; /* getopt has said why */

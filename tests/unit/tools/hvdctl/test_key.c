@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * `hvdctl key new`: two files or none. */
+ * `hvdctl key`: two files or none; a node's folder and its list. */
 #include "base/status.h"
 #include "tests/unit/hvt_main.h"
 #include "tests/unit/tools/hvdctl/hvt_program.h"
@@ -87,12 +87,88 @@ START_TEST(a_folder_that_is_not_there_and_a_path_that_is_too_long_are_told)
 }
 END_TEST
 
+/* ---- a node's folder ---- */
+
+static void remove_folder(void)
+{
+    char command[PATH_MAX];
+    snprintf(command, sizeof command, "rm -r %s", hvt_path("keys"));
+    ck_assert_int_eq(system(command), 0);
+}
+
+static mode_t mode_of(const char *name)
+{
+    struct stat st;
+    ck_assert_int_eq(stat(hvt_path(name), &st), 0);
+    return st.st_mode & 0777;
+}
+
+START_TEST(a_node_has_a_secret_for_its_service_alone_and_a_key_for_everybody)
+{
+    char secret[256], allowed[256], shown[64];
+    hvt_run("key new --node n1 --dir @/keys");
+    hvt_expect_end(0, "");
+    ck_assert_ptr_nonnull(strstr(hvt_out, "keys/allow/n1 for the other nodes: copy that file"));
+    read_file("keys/node.key", secret, sizeof secret);
+    read_file("keys/allow/n1", allowed, sizeof allowed);
+    ck_assert_uint_eq(strlen(secret), strlen("secret ") + 41);
+    ck_assert_uint_eq(strlen(allowed), 41);
+    ck_assert_uint_eq(mode_of("keys/node.key"), 0600);
+    ck_assert_uint_eq(mode_of("keys/allow/n1"), 0644);
+    ck_assert_uint_eq(mode_of("keys/allow"), 0755);
+    hvt_run("key show --dir @/keys");
+    hvt_expect_end(0, "");
+    ck_assert_str_eq(hvt_out, allowed);
+    snprintf(shown, sizeof shown, "%.40s", allowed);
+    hvt_run("key show --dir @/keys --json");
+    cJSON *document = hvt_document();
+    ck_assert_str_eq(cJSON_GetStringValue(cJSON_GetObjectItem(document, "key")), shown);
+    cJSON_Delete(document);
+    hvt_run("key new --node n2 --dir @/keys"); /* it has one */
+    hvt_expect_end(1, "keys/node.key: File exists\n");
+    ck_assert(!is_there("keys/allow/n2"));
+    remove_folder();
+}
+END_TEST
+
+START_TEST(a_key_is_allowed_once_and_another_one_of_the_same_name_is_not)
+{
+    static const char one[] = "aaaaaaaaaabbbbbbbbbbccccccccccdddddddddd";
+    static const char other[] = "eeeeeeeeeebbbbbbbbbbccccccccccdddddddddd";
+    char words[128], text[256];
+    hvt_run("key new --node n1 --dir @/keys");
+    for (int i = 0; i < 2; i++) {
+        snprintf(words, sizeof words, "key allow n2 %s --dir @/keys", one);
+        hvt_run(words);
+        hvt_expect_end(0, "");
+        ck_assert_ptr_nonnull(strstr(hvt_out, "keys/allow/n2\n"));
+    }
+    snprintf(words, sizeof words, "key allow n2 %s --dir @/keys", other);
+    hvt_run(words);
+    hvt_expect_end(1, "n2: it is there with another key; remove it first");
+    read_file("keys/allow/n2", text, sizeof text);
+    ck_assert_int_eq(strncmp(text, one, 40), 0);
+    remove_folder();
+}
+END_TEST
+
+START_TEST(without_a_node_key_show_says_how_to_make_one)
+{
+    hvt_run("key show --dir @/none --json");
+    hvt_expect_end(1, "none/node.key: No such file or directory; hvdctl key new --node makes one");
+    hvt_expect_error(HVI_ERR_NOT_FOUND);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("tools/hvdctl/key");
     TCase *tests = tcase_create("key");
     tcase_add_checked_fixture(tests, hvt_program_setup, hvt_program_teardown);
     tcase_add_test(tests, two_files_that_only_their_owner_reads_know_each_other);
+    tcase_add_test(tests, a_node_has_a_secret_for_its_service_alone_and_a_key_for_everybody);
+    tcase_add_test(tests, a_key_is_allowed_once_and_another_one_of_the_same_name_is_not);
+    tcase_add_test(tests, without_a_node_key_show_says_how_to_make_one);
     tcase_add_test(tests, json_says_what_was_made);
     tcase_add_loop_test(tests, a_file_that_is_there_stays_as_it_is_and_no_other_is_made, 0, 2);
     tcase_add_test(tests, a_folder_that_is_not_there_and_a_path_that_is_too_long_are_told);
