@@ -81,6 +81,7 @@ static void show_jobs(struct answer *answer)
             .engine_pid = row->engine_pid,
             .age_ns = row->age_ns,
             .withheld = row->withheld,
+            .node = row->node,
             .nodes = row->nodes > 0 ? row->nodes : 1,
             .ops = row->ops,
             .bytes = row->bytes,
@@ -217,6 +218,8 @@ static void show_nodes(struct answer *answer)
             .state = row->state,
             .heard_ns = row->heard_ns,
             .jobs = row->jobs,
+            .version = row->version,
+            .joined_ns = row->joined_ns,
         };
     }
     answer->shown.nodes = (const struct hvd_admin_node *const *)rows;

@@ -153,6 +153,7 @@ static int to_wire(const struct hvd_admin_request *request, struct hvi_admin_req
         .code = request->code,
         .limit = request->limit,
         .before = request->before,
+        .of_mesh = request->of_mesh != 0,
     };
     if (request->reason != NULL)
         memcpy(wire_p->reason, request->reason,

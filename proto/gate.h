@@ -24,11 +24,12 @@ struct hvi_gate_start {
     char name[HVI_WIRE_NODE_NAME];
     char mesh_listen[HVI_WIRE_PATH]; /* ADDRESS:PORT, or "" */
     char mesh_join[HVI_WIRE_PATH];   /* HOST:PORT, or "" */
-    char mesh_key[HVI_WIRE_PATH];    /* file */
+    char mesh_key[HVI_WIRE_PATH];    /* file; with mesh_seeds a folder */
     char interface[HVI_WIRE_PATH];
     uint32_t port_first, port_last;
     uint64_t start_timeout_ns;
     uint32_t max_admin, max_admin_per_user, admin_rate_per_user; /* base/limits.def */
+    char mesh_seeds[HVI_WIRE_PATH];                              /* HOST:PORT,..., or "" */
 };
 struct hvi_gate_ask {
     uint64_t ticket;
@@ -128,6 +129,17 @@ struct hvi_mesh_hello {
     char name[HVI_WIRE_NODE_NAME];
     char announced[HVI_WIRE_NODE_ADDRESS]; /* "": the address it connects from */
     char dialed[HVI_WIRE_NODE_ADDRESS];
+    char version[HVI_WIRE_SHORT_TEXT]; /* "": not told */
+};
+struct hvi_mesh_question {
+    uint64_t ticket, request;
+    uint32_t what; /* enum hvi_admin_kind */
+};
+struct hvi_mesh_reply {
+    uint64_t ticket;
+    unsigned char *part; /* allocated by decode */
+    size_t part_bytes;
+    bool more;
 };
 
 /* Numbers equal the field numbers of MeshMessage.body. */
@@ -137,8 +149,10 @@ enum hvi_mesh_kind {
     HVI_MESH_NODE_REGISTER,
     HVI_MESH_NODE_WITHDRAW,
     HVI_MESH_NODE_ROSTER,
+    HVI_MESH_QUESTION,
+    HVI_MESH_REPLY,
 };
-#define HVI_MESH_KIND_END (HVI_MESH_NODE_ROSTER + 1)
+#define HVI_MESH_KIND_END (HVI_MESH_REPLY + 1)
 
 struct hvi_mesh_msg {
     uint32_t oldest, newest;
@@ -151,6 +165,8 @@ struct hvi_mesh_msg {
         struct hvi_node_register node_register;
         struct hvi_node_withdraw node_withdraw;
         struct hvi_node_roster node_roster;
+        struct hvi_mesh_question question;
+        struct hvi_mesh_reply reply;
     };
 };
 

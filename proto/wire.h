@@ -184,6 +184,7 @@ struct hvi_job_row {
     uint64_t age_ns, ops, bytes;
     uint32_t nodes; /* 0: one */
     bool withheld;  /* nodes, ops and bytes are not told */
+    char node[HVI_WIRE_NODE_NAME];
 };
 
 enum hvi_link_purpose { HVI_LINK_CONTROL = 1, HVI_LINK_DATA = 2 };
@@ -217,6 +218,8 @@ struct hvi_mesh_row {
     char state[HVI_WIRE_SHORT_TEXT];
     uint64_t heard_ns;
     char jobs[256];
+    char version[HVI_WIRE_SHORT_TEXT];
+    uint64_t joined_ns;
 };
 
 struct hvi_gpu_row {
@@ -532,6 +535,7 @@ struct hvi_admin_request {
     uint32_t limit; /* trace */
     uint64_t before;
     bool of_gate; /* limits */
+    bool of_mesh; /* jobs */
 };
 
 struct hvi_daemon_status {

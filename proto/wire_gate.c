@@ -28,6 +28,7 @@ static const struct wire_field gate_start_fields[] = {
     U32(13, hvi_gate_start, max_admin),
     U32(14, hvi_gate_start, max_admin_per_user),
     U32(15, hvi_gate_start, admin_rate_per_user),
+    TEXT(16, hvi_gate_start, mesh_seeds, ANY),
 };
 static const struct wire_table gate_start = TABLE(gate_start, gate_start_fields, 0);
 
@@ -203,14 +204,31 @@ static const struct wire_field mesh_hello_fields[] = {
     TEXT(1, hvi_mesh_hello, name, FILLED),
     TEXT(2, hvi_mesh_hello, announced, ANY),
     TEXT(3, hvi_mesh_hello, dialed, ANY),
+    TEXT(4, hvi_mesh_hello, version, ANY),
 };
 static const struct wire_table mesh_hello = TABLE(mesh_hello, mesh_hello_fields, 0);
+
+static const struct wire_field mesh_question_fields[] = {
+    U64(1, hvi_mesh_question, ticket),
+    U64(2, hvi_mesh_question, request),
+    U32(3, hvi_mesh_question, what),
+};
+static const struct wire_table mesh_question = TABLE(mesh_question, mesh_question_fields, 0);
+
+static const struct wire_field mesh_reply_fields[] = {
+    U64(1, hvi_mesh_reply, ticket),
+    BYTES(2, hvi_mesh_reply, part, part_bytes, 0, HVI_GATE_PART_MAX),
+    FLAG(3, hvi_mesh_reply, more),
+};
+static const struct wire_table mesh_reply = TABLE(mesh_reply, mesh_reply_fields, 0);
 
 static const struct wire_body mesh_bodies[HVI_MESH_KIND_END] = {
     [HVI_MESH_HELLO] = {"hello", &mesh_hello},
     [HVI_MESH_NODE_REGISTER] = {"node_register", &node_register},
     [HVI_MESH_NODE_WITHDRAW] = {"node_withdraw", &node_withdraw},
     [HVI_MESH_NODE_ROSTER] = {"node_roster", &node_roster},
+    [HVI_MESH_QUESTION] = {"question", &mesh_question},
+    [HVI_MESH_REPLY] = {"reply", &mesh_reply},
 };
 
 static const struct wire_field mesh_message_fields[] = {

@@ -121,7 +121,8 @@ static const struct wire_field mesh_row_fields[] = {
     TEXT(1, hvi_mesh_row, node, ANY),     TEXT(2, hvi_mesh_row, name, FILLED),
     TEXT(3, hvi_mesh_row, address, ANY),  NUMBER(4, hvi_mesh_row, port, 0, UINT16_MAX),
     TEXT(5, hvi_mesh_row, state, FILLED), U64(6, hvi_mesh_row, heard_ns),
-    TEXT(7, hvi_mesh_row, jobs, ANY),
+    TEXT(7, hvi_mesh_row, jobs, ANY),     TEXT(8, hvi_mesh_row, version, ANY),
+    U64(9, hvi_mesh_row, joined_ns),
 };
 static const struct wire_table mesh_row = TABLE(mesh_row, mesh_row_fields, 0);
 
@@ -152,6 +153,7 @@ static const struct wire_field job_row_fields[] = {
     U64(10, hvi_job_row, bytes),
     NUMBER(31, hvi_job_row, nodes, 0, HVI_WIRE_NODES_MAX),
     FLAG(32, hvi_job_row, withheld),
+    TEXT(33, hvi_job_row, node, ANY),
 };
 static const struct wire_table job_row = TABLE(job_row, job_row_fields, 0);
 
@@ -531,7 +533,9 @@ const struct wire_body hvi_wire_packet_bodies[] = {
 /* ---- admin ----------------------------------------------------------------------------------- */
 
 static const struct wire_table status_request = {.descriptor = &hvd__status_request__descriptor};
-static const struct wire_table jobs_request = {.descriptor = &hvd__jobs_request__descriptor};
+
+static const struct wire_field jobs_request_fields[] = {FLAG(1, hvi_admin_request, of_mesh)};
+static const struct wire_table jobs_request = TABLE(jobs_request, jobs_request_fields, 0);
 
 static const struct wire_table nodes_request = {.descriptor = &hvd__nodes_request__descriptor};
 static const struct wire_table gpus_request = {.descriptor = &hvd__gpus_request__descriptor};

@@ -234,9 +234,18 @@ static void answer_nodes(struct connection *connection, uint64_t request)
 {
     struct hvi_admin_reply reply = {.status = HVI_OK};
 
+    if (gate_mesh_ask(connection->gate, connection->number, request, HVI_ADMIN_NODES))
+        return;
     gate_mesh_rows(connection->gate, &reply);
     answer(connection, request, &reply);
     hvi_admin_reply_free(&reply);
+}
+
+static void answer_mesh_jobs(struct connection *connection, uint64_t request)
+{
+    if (!gate_mesh_ask(connection->gate, connection->number, request, HVI_ADMIN_JOBS))
+        answer_text(connection, request, HVI_ERR_UNSUPPORTED,
+                    "this hvdd is in no mesh with other nodes (mesh-seeds in hvdd.conf)");
 }
 
 /* ---- events ---- */
@@ -407,6 +416,8 @@ static void handle(struct connection *connection, const struct gate_zmtp_message
                     "this hvdd is private to another user");
     } else if (request.kind == HVI_ADMIN_NODES) {
         answer_nodes(connection, request.request);
+    } else if (request.kind == HVI_ADMIN_JOBS && request.of_mesh) {
+        answer_mesh_jobs(connection, request.request);
     } else if (request.kind == HVI_ADMIN_EVENTS) {
         connection->subscribed = true;
         answer_text(connection, request.request, HVI_OK, "");

@@ -1,7 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The side of the mesh that joins: it tells the rendezvous what hvdd's engines register, until it has an
- * answer, and everything again when the rendezvous has begun anew. Where the rendezvous cannot be
- * reached, the engines get an error a little after the start timeout. */
+ * The side of the mesh that joins: it tells a rendezvous what hvdd's engines register, until it has an
+ * answer, and everything again when that rendezvous has begun anew. Where none can be
+ * reached, the engines get an error a little after the start timeout.
+ *
+ * With mesh-seeds there are several, which may come and go. All nodes have the same list, and a job meets at the first seed of
+ * it that is up: one that has said something in the last two seconds, or this node itself. What has no answer yet goes from
+ * one to the other:
+ *
+ *   nowhere --a seed is up--> registered there --answered--> for good
+ *      ^                        |            |
+ *      |                        |            +--another is the first now: taken back; confirmed, or it is down--> registered at that
+ *      +------------------------+
+ *
+ * The old rendezvous confirms before the new one is told, so no job meets at both. */
 #include "daemon/gate/mesh.h"
 
 #include "base/status.h"
@@ -15,53 +26,95 @@
 #define GRACE_NS (5 * HVI_NS_SEC) /* for the answer of a rendezvous whose own time is over */
 /* hvdds that serve one job end together, some a moment before others. */
 #define UNSAID_NS (2 * HVI_NS_SEC)
+#define UP_NS     (2 * HVI_NS_SEC) /* signs of life come each 500 ms */
 
 struct mesh_own {
     struct mesh_own *prev, *next;
     struct hvi_node_register registered;
     uint64_t since_ns;
+    struct mesh_seed *at; /* where it is registered; NULL: nowhere yet */
+    uint64_t leaving;     /* number of the message there that takes it back; 0: none */
     bool answered;
     bool gone; /* before the rendezvous was reached: it is still told why */
     struct hvi_node_withdraw withdrawn;
 };
 
+/* ---- seeds ---- */
+
+static bool is_up(const struct mesh_seed *seed)
+{
+    return seed->here || (seed->heard_ns != 0 && hvi_clock_ns() - seed->heard_ns < UP_NS);
+}
+
+/* Where jobs meet now; of one seed alone it does not matter whether it is up. NULL: nowhere. */
+static struct mesh_seed *first_up(struct gate_mesh *mesh)
+{
+    for (size_t i = 0; i < mesh->seed_count; i++)
+        if (mesh->seed_count == 1 || is_up(&mesh->seeds[i]))
+            return &mesh->seeds[i];
+    return NULL;
+}
+
+struct mesh_seed *mesh_join_seed(struct gate_mesh *mesh)
+{
+    struct mesh_seed *seed = first_up(mesh);
+
+    if (seed == NULL || !is_up(seed) || seed->failure[0] != '\0')
+        return NULL;
+    return seed;
+}
+
 /* ---- saying ---- */
 
 static void transmit(void *user, struct hvi_mesh_msg *msg)
 {
-    mesh_send(user, "", msg);
+    struct mesh_seed *seed = user;
+
+    mesh_send(seed->mesh, seed->socket, "", msg);
 }
 
 /* It is the first of all. */
-static bool has_said_hello(const struct gate_mesh *mesh)
+static bool has_said_hello(const struct mesh_seed *seed)
 {
-    return mesh->talk.said > 0;
+    return seed->talk.said > 0;
 }
 
-static void flush(struct gate_mesh *mesh)
+static void flush(struct mesh_seed *seed)
 {
-    if (!has_said_hello(mesh))
+    if (seed->socket != NULL && has_said_hello(seed))
+        gate_talk_flush(&seed->talk, hvi_clock_ns(), transmit, seed);
+}
+
+static void say(struct mesh_seed *seed, struct hvi_mesh_msg *msg)
+{
+    if (gate_talk_say(&seed->talk, msg) != HVI_OK)
+        mesh_log_refused(seed->mesh, "the rendezvous confirms nothing of what it is told",
+                         seed->address);
+}
+
+void mesh_join_say(struct mesh_seed *seed, struct hvi_mesh_msg *msg)
+{
+    if (!has_said_hello(seed)) { /* its connection has just been given up */
+        hvi_mesh_msg_free(msg);
         return;
-    gate_talk_flush(&mesh->talk, hvi_clock_ns(), transmit, mesh);
+    }
+    say(seed, msg);
+    flush(seed);
 }
 
-static void say(struct gate_mesh *mesh, struct hvi_mesh_msg *msg)
+static void say_hello(struct mesh_seed *seed)
 {
-    if (gate_talk_say(&mesh->talk, msg) != HVI_OK)
-        mesh_log_refused(mesh, "the rendezvous confirms nothing of what it is told", mesh->address);
-}
-
-static void say_hello(struct gate_mesh *mesh)
-{
+    const struct gate_mesh *mesh = seed->mesh;
     struct hvi_mesh_msg msg = {.kind = HVI_MESH_HELLO};
 
     snprintf(msg.hello.name, sizeof(msg.hello.name), "%s", mesh->gate->start.name);
     snprintf(msg.hello.announced, sizeof(msg.hello.announced), "%s", mesh->announced);
-    snprintf(msg.hello.dialed, sizeof(msg.hello.dialed), "%s", mesh->address);
-    say(mesh, &msg);
+    snprintf(msg.hello.dialed, sizeof(msg.hello.dialed), "%s", seed->address);
+    snprintf(msg.hello.version, sizeof(msg.hello.version), "%s", HVD_VERSION_TEXT);
+    say(seed, &msg);
 }
 
-static void say_registered(struct gate_mesh *mesh, const struct hvi_node_register *registered)
+static void say_registered(struct mesh_seed *seed, const struct hvi_node_register *registered)
 {
     struct hvi_mesh_msg msg = {.kind = HVI_MESH_NODE_REGISTER, .node_register = *registered};
 
@@ -69,14 +122,17 @@ static void say_registered(struct gate_mesh *mesh, const struct hvi_node_registe
     if (msg.node_register.node == NULL)
         return; /* its time runs out */
     memcpy(msg.node_register.node, registered->node, registered->node_bytes);
-    say(mesh, &msg);
+    say(seed, &msg);
 }
 
-static void say_withdrawn(struct gate_mesh *mesh, const struct hvi_node_withdraw *withdrawn)
+static void say_withdrawn(struct mesh_seed *seed, const struct hvi_node_withdraw *withdrawn)
 {
     struct hvi_mesh_msg msg = {.kind = HVI_MESH_NODE_WITHDRAW, .node_withdraw = *withdrawn};
 
-    say(mesh, &msg);
+    if (seed->here)
+        mesh_listen_withdraw(seed->mesh, withdrawn);
+    else if (has_said_hello(seed))
+        say(seed, &msg);
 }
 
 static void own_free(struct gate_mesh *mesh, struct mesh_own *own)
@@ -86,22 +142,75 @@ static void own_free(struct gate_mesh *mesh, struct mesh_own *own)
     free(own);
 }
 
-static void say_everything(struct gate_mesh *mesh)
+/* What is registered at that seed, which may answer at once where it is here; frees what is gone. */
+static void say_own(struct mesh_seed *seed, struct mesh_own *own)
+{
+    own->leaving = 0;
+    if (seed->here && !own->answered)
+        mesh_listen_register(seed->mesh, &own->registered);
+    else if (!seed->here && !has_said_hello(seed))
+        return; /* everything is said then */
+    else if (!own->answered)
+        say_registered(seed, &own->registered);
+    if (!own->gone)
+        return;
+    say_withdrawn(seed, &own->withdrawn);
+    own_free(seed->mesh, own);
+}
+
+static void say_everything(struct mesh_seed *seed)
+{
+    struct gate_mesh *mesh = seed->mesh;
+    struct mesh_own *own, *spare;
+
+    say_hello(seed);
+    DL_FOREACH_SAFE(mesh->own, own, spare)
+    {
+        if (own->at == seed)
+            say_own(seed, own);
+    }
+    if (mesh->ended != NULL)
+        say_withdrawn(seed, mesh->ended);
+}
+
+/* ---- from one seed to another ---- */
+
+/* True: nobody meets it there any more. A seed that is down hears it when it is back. */
+static bool leave(struct mesh_own *own)
+{
+    struct hvi_node_withdraw back = {
+        .uid = own->registered.uid, .registration = own->registered.registration, .rank = -1};
+    struct mesh_seed *seed = own->at;
+
+    if (own->leaving == 0) {
+        snprintf(back.job, sizeof(back.job), "%s", own->registered.job);
+        say_withdrawn(seed, &back);
+        own->leaving = seed->talk.said;
+    }
+    return seed->here || !is_up(seed) || gate_talk_has_heard(&seed->talk, own->leaving);
+}
+
+/* May free it. */
+static void place(struct gate_mesh *mesh, struct mesh_own *own)
+{
+    struct mesh_seed *best = first_up(mesh);
+
+    if (best == NULL || own->at == best || own->answered)
+        return;
+    if (own->at != NULL && !leave(own))
+        return;
+    own->at = best;
+    say_own(best, own);
+}
+
+static void place_all(struct gate_mesh *mesh)
 {
     struct mesh_own *own, *spare;
 
-    say_hello(mesh);
     DL_FOREACH_SAFE(mesh->own, own, spare)
     {
-        if (!own->answered)
-            say_registered(mesh, &own->registered);
-        if (!own->gone)
-            continue;
-        say_withdrawn(mesh, &own->withdrawn);
-        own_free(mesh, own);
+        place(mesh, own);
     }
-    if (mesh->ended != NULL)
-        say_withdrawn(mesh, mesh->ended);
 }
 
 /* ---- what hvdd's engines register ---- */
@@ -118,6 +227,12 @@ static struct mesh_own *own_find(const struct gate_mesh *mesh, const char *job,
             return own;
     }
     return NULL;
+}
+
+static void flush_all(struct gate_mesh *mesh)
+{
+    for (size_t i = 0; i < mesh->seed_count; i++)
+        flush(&mesh->seeds[i]);
 }
 
 void mesh_join_register(struct gate_mesh *mesh, struct hvi_node_register *registered)
@@ -140,9 +255,8 @@ void mesh_join_register(struct gate_mesh *mesh, struct hvi_node_register *regist
     registered->node = NULL;
     registered->node_bytes = 0;
     DL_APPEND(mesh->own, own);
-    if (has_said_hello(mesh))
-        say_registered(mesh, &own->registered);
-    flush(mesh);
+    place(mesh, own);
+    flush_all(mesh);
 }
 
 static void keep_ended(struct gate_mesh *mesh, const struct hvi_node_withdraw *ended)
@@ -153,137 +267,164 @@ static void keep_ended(struct gate_mesh *mesh, const struct hvi_node_withdraw *e
         *mesh->ended = *ended;
 }
 
+/* Its rendezvous knows nothing of it yet. */
+static bool is_untold(const struct mesh_own *own)
+{
+    return own->at == NULL || (!own->at->here && !has_said_hello(own->at));
+}
+
 void mesh_join_withdraw(struct gate_mesh *mesh, const struct hvi_node_withdraw *withdrawn)
 {
     struct mesh_own *own = own_find(mesh, withdrawn->job, withdrawn->registration);
+    struct mesh_seed *seed = own != NULL ? own->at : first_up(mesh);
 
     if (withdrawn->rank >= 0)
         keep_ended(mesh, withdrawn);
-    if (own != NULL && withdrawn->status != HVI_OK && !has_said_hello(mesh)) {
+    if (own != NULL && withdrawn->status != HVI_OK && is_untold(own)) {
         own->gone = true;
         own->withdrawn = *withdrawn;
         return;
     }
     if (own != NULL)
         own_free(mesh, own);
-    if (has_said_hello(mesh))
-        say_withdrawn(mesh, withdrawn);
-    flush(mesh);
+    if (seed != NULL)
+        say_withdrawn(seed, withdrawn);
+    flush_all(mesh);
 }
 
-static void answer_all(struct gate_mesh *mesh, int status, const char *text)
+static void answer_all(struct mesh_seed *seed, int status, const char *text)
 {
     struct mesh_own *own;
 
-    DL_FOREACH(mesh->own, own)
+    DL_FOREACH(seed->mesh->own, own)
     {
-        if (own->answered)
+        if (own->answered || own->at != seed)
             continue;
         own->answered = true;
-        mesh_tell_error(mesh, &own->registered, status, text);
+        mesh_tell_error(seed->mesh, &own->registered, status, text);
     }
+}
+
+void mesh_join_answered(struct gate_mesh *mesh, const struct hvi_node_roster *roster)
+{
+    struct mesh_own *own = own_find(mesh, roster->job, roster->registration);
+
+    if (own != NULL)
+        own->answered = true;
 }
 
 /* ---- messages ---- */
 
-static void say_failure(struct gate_mesh *mesh)
+static void say_failure(struct mesh_seed *seed)
 {
-    mesh->unsaid_ns = 0;
+    seed->unsaid_ns = 0;
     HVI_LOG(HVI_LOG_WARN, "mesh", "mesh-not-joined",
             "this node cannot talk with the rendezvous of the mesh", "address=%s error=\"%s\"",
-            mesh->gate->start.mesh_join, mesh->failure);
+            seed->endpoint, seed->failure);
 }
 
-static void note_failure(struct gate_mesh *mesh, const char *text, bool known)
+static void note_failure(struct mesh_seed *seed, const char *text, bool known)
 {
-    if (strcmp(mesh->failure, text) == 0)
+    if (strcmp(seed->failure, text) == 0)
         return;
-    snprintf(mesh->failure, sizeof(mesh->failure), "%s", text);
+    snprintf(seed->failure, sizeof(seed->failure), "%s", text);
     if (known)
-        say_failure(mesh);
+        say_failure(seed);
     else
-        mesh->unsaid_ns = hvi_clock_ns() + UNSAID_NS;
+        seed->unsaid_ns = hvi_clock_ns() + UNSAID_NS;
 }
 
-static void handle_roster(struct gate_mesh *mesh, const struct hvi_node_roster *roster)
+static void handle_roster(struct mesh_seed *seed, const struct hvi_node_roster *roster)
 {
-    struct mesh_own *own = own_find(mesh, roster->job, roster->registration);
+    struct mesh_own *own = own_find(seed->mesh, roster->job, roster->registration);
 
-    if (own == NULL)
+    if (own == NULL || own->at != seed)
         return;
     own->answered = true;
-    mesh_tell_roster(mesh, roster); /* hvdd tells the same again from news */
+    mesh_tell_roster(seed->mesh, roster); /* hvdd tells the same again from news */
 }
 
-static void tell_joined(struct gate_mesh *mesh)
+static void tell_joined(struct mesh_seed *seed)
 {
-    struct hvi_gate_msg msg = {.kind = HVI_GATE_STATE, .state = {.joined = true}};
+    struct gate_mesh *mesh = seed->mesh;
+    struct hvi_gate_msg msg = {.kind = HVI_GATE_STATE,
+                               .state = {.port = mesh->port, .joined = true}};
 
     HVI_LOG(HVI_LOG_INFO, "mesh", "mesh-joined", "this node has joined the mesh",
-            "rendezvous=%s address=%s announced=%s", mesh->gate->start.mesh_join, mesh->address,
+            "rendezvous=%s address=%s announced=%s", seed->endpoint, seed->address,
             mesh->announced);
     gate_link_send(mesh->gate, &msg);
 }
 
-static void take(struct gate_mesh *mesh, const struct hvi_mesh_msg *msg)
+static void handle_body(struct mesh_seed *seed, struct hvi_mesh_msg *msg)
+{
+    if (msg->kind == HVI_MESH_NODE_ROSTER)
+        handle_roster(seed, &msg->node_roster);
+    else if (msg->kind == HVI_MESH_QUESTION)
+        mesh_query_take(seed->mesh, seed, 0, &msg->question);
+    else if (msg->kind == HVI_MESH_REPLY)
+        mesh_query_reply(seed->mesh, seed, 0, &msg->reply);
+}
+
+static void take(struct mesh_seed *seed, struct hvi_mesh_msg *msg)
 {
     char text[HVI_TEXT_MAX + 1];
     unsigned news;
 
     if (msg->status != HVI_OK ||
-        !mesh_speaks(mesh, msg, mesh->gate->start.mesh_join, text, sizeof(text))) {
+        !mesh_speaks(seed->mesh, msg, seed->endpoint, text, sizeof(text))) {
         const char *why = msg->status != HVI_OK ? msg->text : text;
-        note_failure(mesh, why, true);
-        answer_all(mesh, HVI_ERR_VERSION, why);
+        note_failure(seed, why, true);
+        answer_all(seed, HVI_ERR_VERSION, why);
         return;
     }
-    if (mesh->heard_ns == 0 || mesh->failure[0] != '\0')
-        tell_joined(mesh);
-    mesh->heard_ns = hvi_clock_ns();
-    mesh->failure[0] = '\0';
-    mesh->unsaid_ns = 0;
-    news = gate_talk_take(&mesh->talk, msg, mesh_random());
+    if (seed->heard_ns == 0 || seed->failure[0] != '\0')
+        tell_joined(seed);
+    seed->heard_ns = hvi_clock_ns();
+    seed->failure[0] = '\0';
+    seed->unsaid_ns = 0;
+    news = gate_talk_take(&seed->talk, msg, mesh_random());
     if ((news & GATE_TALK_ANEW) != 0)
-        say_everything(mesh);
-    if ((news & GATE_TALK_BODY) != 0 && msg->kind == HVI_MESH_NODE_ROSTER)
-        handle_roster(mesh, &msg->node_roster);
-    flush(mesh);
+        say_everything(seed);
+    if ((news & GATE_TALK_BODY) != 0)
+        handle_body(seed, msg);
+    flush(seed);
 }
 
 static void received(void *user, const struct gate_sender *from, const unsigned char *bytes,
                      size_t length)
 {
-    struct gate_mesh *mesh = user;
+    struct mesh_seed *seed = user;
     struct hvi_mesh_msg msg;
 
     (void)from;
     if (hvi_mesh_msg_decode(bytes, length, &msg, NULL, 0) != HVI_OK) {
-        mesh_log_refused(mesh, "a message of the mesh cannot be read", mesh->address);
+        mesh_log_refused(seed->mesh, "a message of the mesh cannot be read", seed->address);
         return;
     }
-    take(mesh, &msg);
+    take(seed, &msg);
     hvi_mesh_msg_free(&msg);
 }
 
 /* The hello tells where the listener was found, so it waits for the first connection. */
 static void connected(void *user, const char *address)
 {
-    struct gate_mesh *mesh = user;
+    struct mesh_seed *seed = user;
 
     if (address[0] != '\0')
-        snprintf(mesh->address, sizeof(mesh->address), "%s", address);
-    if (!has_said_hello(mesh))
-        say_everything(mesh);
-    gate_talk_hurry(&mesh->talk);
-    flush(mesh);
+        snprintf(seed->address, sizeof(seed->address), "%s", address);
+    if (!has_said_hello(seed))
+        say_everything(seed);
+    gate_talk_hurry(&seed->talk);
+    flush(seed);
 }
 
 static void failed(void *user, const char *text, bool known)
 {
-    struct gate_mesh *mesh = user;
+    struct mesh_seed *seed = user;
 
-    if (known || mesh->failure[0] == '\0')
-        note_failure(mesh, text, known);
+    if (known || seed->failure[0] == '\0')
+        note_failure(seed, text, known);
 }
 
 /* ---- life ---- */
@@ -291,28 +432,154 @@ static void failed(void *user, const char *text, bool known)
 static const struct gate_socket_calls socket_calls = {
     .received = received, .connected = connected, .failed = failed};
 
-int mesh_join_open(struct gate_mesh *mesh, char *text_p, size_t text_size)
+/* One HOST:PORT of `length` bytes. */
+static int add_seed(struct gate_mesh *mesh, const char *text, size_t length, char *text_p,
+                    size_t text_size)
 {
+    struct mesh_seed *seed = &mesh->seeds[mesh->seed_count];
+    size_t host = length;
+
+    if (mesh->seed_count == MESH_SEEDS_MAX) {
+        snprintf(text_p, text_size, "mesh-seeds names more than %u nodes", MESH_SEEDS_MAX);
+        return HVI_ERR_INVALID;
+    }
+    while (host > 0 && text[host] != ':')
+        host--;
+    *seed = (struct mesh_seed){.mesh = mesh};
+    snprintf(seed->endpoint, sizeof(seed->endpoint), "%.*s", (int)length, text);
+    snprintf(seed->name, sizeof(seed->name), "%.*s", (int)host, text);
+    if (text[0] == '[' && host > 1) /* [2001:db8::1] */
+        snprintf(seed->name, sizeof(seed->name), "%.*s", (int)host - 2, text + 1);
+    if (mesh->of_nodes && seed->name[0] == '\0') {
+        snprintf(text_p, text_size, "mesh-seeds: \"%s\" is no HOST:PORT", seed->endpoint);
+        return HVI_ERR_INVALID;
+    }
+    mesh->seed_count++;
+    return HVI_OK;
+}
+
+/* A seed that is this node: it listens at the port of its entry. */
+static void set_here(struct gate_mesh *mesh, struct mesh_seed *seed)
+{
+    const char *wanted = mesh->gate->start.mesh_listen, *port = strrchr(seed->endpoint, ':');
+    const char *key = gate_keys_of(&mesh->keys, seed->name);
+
+    seed->here = key != NULL && strcmp(key, mesh->keys.server) == 0;
+    if (!seed->here)
+        return;
+    mesh->listens = true;
+    if (wanted[0] != '\0')
+        snprintf(mesh->endpoint, sizeof(mesh->endpoint), "%s", wanted);
+    else
+        snprintf(mesh->endpoint, sizeof(mesh->endpoint), "*%.32s", port);
+}
+
+int mesh_join_seeds(struct gate_mesh *mesh, char *text_p, size_t text_size)
+{
+    const struct hvi_gate_start *start = &mesh->gate->start;
+    const char *at = mesh->of_nodes ? start->mesh_seeds : start->mesh_join;
+    int status = HVI_OK;
+
+    mesh->seed_count = 0;
+    if (mesh->of_nodes)
+        mesh->listens = false;
+    while (status == HVI_OK && *at != '\0') {
+        size_t length = strcspn(at, mesh->of_nodes ? ", " : "");
+        if (length > 0)
+            status = add_seed(mesh, at, length, text_p, text_size);
+        at += length + (at[length] != '\0');
+    }
+    for (size_t i = 0; mesh->of_nodes && i < mesh->seed_count; i++)
+        set_here(mesh, &mesh->seeds[i]);
+    if (status == HVI_OK && mesh->of_nodes && mesh->seed_count == 0) {
+        snprintf(text_p, text_size, "mesh-seeds names no node");
+        status = HVI_ERR_INVALID;
+    }
+    return status;
+}
+
+static int open_seed(struct mesh_seed *seed, const struct gate_keys *keys, char *text_p,
+                     size_t text_size)
+{
+    struct gate_mesh *mesh = seed->mesh;
     char route[GATE_ROUTE_TEXT];
     int status;
 
     mesh_route(mesh->gate->start.node, route);
-    status = gate_socket_join(mesh->gate->event, &mesh->keys, mesh->gate->start.mesh_join, route,
-                              &socket_calls, mesh, &mesh->socket, text_p, text_size);
+    status = gate_socket_join(mesh->gate->event, keys, seed->endpoint, route, &socket_calls, seed,
+                              &seed->socket, text_p, text_size);
     if (status == HVI_OK)
-        gate_talk_init(&mesh->talk, mesh_random(), true);
+        gate_talk_init(&seed->talk, mesh_random(), true);
     return status;
+}
+
+/* Of mesh-seeds: as soon as its key is known. */
+static void try_seed(struct mesh_seed *seed)
+{
+    const struct gate_keys *keys = &seed->mesh->keys;
+    const char *key = gate_keys_of(keys, seed->name);
+    char text[HVI_TEXT_MAX + 1];
+
+    if (key == NULL) {
+        snprintf(text, sizeof(text),
+                 "the allow-list has no key of %s; say here: hvdctl key allow %s KEY, with the KEY "
+                 "that `hvdctl key show` prints there",
+                 seed->name, seed->name);
+        note_failure(seed, text, true);
+        return;
+    }
+    seed->keys = (struct gate_keys){.of_node = true};
+    memcpy(seed->keys.server, key, sizeof(seed->keys.server));
+    memcpy(seed->keys.secret, keys->secret, sizeof(seed->keys.secret));
+    if (open_seed(seed, &seed->keys, text, sizeof(text)) != HVI_OK)
+        note_failure(seed, text, true);
+}
+
+int mesh_join_open(struct gate_mesh *mesh, char *text_p, size_t text_size)
+{
+    if (!mesh->of_nodes)
+        return mesh->seed_count == 0 ? HVI_OK
+                                     : open_seed(&mesh->seeds[0], &mesh->keys, text_p, text_size);
+    for (size_t i = 0; i < mesh->seed_count; i++)
+        if (!mesh->seeds[i].here)
+            try_seed(&mesh->seeds[i]);
+    place_all(mesh);
+    return HVI_OK;
+}
+
+static void shut_seed(struct mesh_seed *seed)
+{
+    gate_talk_fini(&seed->talk);
+    gate_socket_close(seed->socket);
+    gate_keys_fini(&seed->keys);
+    seed->socket = NULL;
+    seed->talk = (struct gate_talk){.own = 0};
+    seed->heard_ns = 0;
+}
+
+void mesh_join_allowed(struct gate_mesh *mesh)
+{
+    for (size_t i = 0; i < mesh->seed_count; i++) {
+        struct mesh_seed *seed = &mesh->seeds[i];
+        const char *key = gate_keys_of(&mesh->keys, seed->name);
+        if (seed->here || strcmp(seed->keys.server, key != NULL ? key : "") == 0)
+            continue;
+        shut_seed(seed);
+        seed->keys.server[0] = '\0';
+        try_seed(seed);
+    }
 }
 
 static void give_up(struct gate_mesh *mesh, struct mesh_own *own)
 {
+    const struct mesh_seed *seed = own->at != NULL ? own->at : &mesh->seeds[0];
     char text[HVI_TEXT_MAX + 1];
 
     snprintf(text, sizeof(text),
              "node %s has no answer about job '%s' from the rendezvous at %s (%s): %.300s",
-             mesh->gate->start.name, own->registered.job, mesh->gate->start.mesh_join,
-             mesh->address[0] != '\0' ? mesh->address : "never reached",
-             mesh->failure[0] != '\0' ? mesh->failure : "it is silent");
+             mesh->name, own->registered.job, seed->endpoint,
+             seed->address[0] != '\0' ? seed->address : "never reached",
+             seed->failure[0] != '\0' ? seed->failure : "it is silent");
     own->answered = true;
     mesh_tell_error(mesh, &own->registered, HVI_ERR_ATTACH_TIMEOUT, text);
 }
@@ -335,44 +602,84 @@ static void give_up_late(struct gate_mesh *mesh, uint64_t now_ns)
 
 void mesh_join_tick(struct gate_mesh *mesh, uint64_t now_ns)
 {
-    flush(mesh);
-    if (mesh->unsaid_ns != 0 && now_ns >= mesh->unsaid_ns)
-        say_failure(mesh);
+    place_all(mesh);
+    for (size_t i = 0; i < mesh->seed_count; i++) {
+        struct mesh_seed *seed = &mesh->seeds[i];
+        if (seed->socket != NULL)
+            gate_socket_tick(seed->socket, now_ns);
+        flush(seed);
+        if (seed->unsaid_ns != 0 && now_ns >= seed->unsaid_ns)
+            say_failure(seed);
+    }
     give_up_late(mesh, now_ns);
+}
+
+/* ---- rows ---- */
+
+static void add_own_row(const struct gate_mesh *mesh, const struct mesh_seed *apart,
+                        struct hvi_admin_reply *reply)
+{
+    struct hvi_mesh_row *row = mesh_add_row(reply);
+    const struct mesh_own *own;
+    size_t used = 0;
+
+    if (row == NULL)
+        return;
+    mesh_route(mesh->gate->start.node, row->node);
+    snprintf(row->name, sizeof(row->name), "%s", mesh->name);
+    snprintf(row->address, sizeof(row->address), "%s", mesh->announced);
+    snprintf(row->state, sizeof(row->state), "%s", apart != NULL ? "apart" : "joins");
+    snprintf(row->version, sizeof(row->version), "%s", HVD_VERSION_TEXT);
+    DL_FOREACH(mesh->own, own)
+    {
+        if (!own->gone && used < sizeof(row->jobs))
+            used += (size_t)snprintf(row->jobs + used, sizeof(row->jobs) - used, "%s%s",
+                                     used > 0 ? ", " : "", own->registered.job);
+    }
 }
 
 void mesh_join_rows(const struct gate_mesh *mesh, uint64_t now_ns, struct hvi_admin_reply *reply)
 {
-    const struct mesh_own *own;
-    struct hvi_mesh_row *row = mesh_add_row(reply);
-    size_t used = 0;
+    const struct mesh_seed *apart = &mesh->seeds[0];
 
-    if (row != NULL) {
-        mesh_route(mesh->gate->start.node, row->node);
-        snprintf(row->name, sizeof(row->name), "%s", mesh->gate->start.name);
-        snprintf(row->address, sizeof(row->address), "%s", mesh->announced);
+    for (size_t i = 0; i < mesh->seed_count && apart != NULL; i++)
+        apart = mesh->seeds[i].failure[0] != '\0' ? apart : NULL;
+    add_own_row(mesh, apart, reply);
+    if (apart != NULL)
+        snprintf(reply->text, sizeof(reply->text), "%s", apart->failure);
+    for (size_t i = 0; i < mesh->seed_count; i++) {
+        const struct mesh_seed *seed = &mesh->seeds[i];
+        struct hvi_mesh_row *row = mesh_add_row(reply);
+        if (row == NULL)
+            continue;
+        snprintf(row->name, sizeof(row->name), "%.63s",
+                 mesh->of_nodes ? seed->name : seed->endpoint);
+        snprintf(row->address, sizeof(row->address), "%s", seed->address);
         snprintf(row->state, sizeof(row->state), "%s",
-                 mesh->failure[0] != '\0' ? "apart" : "joins");
-        DL_FOREACH(mesh->own, own)
-        {
-            if (!own->gone && used < sizeof(row->jobs))
-                used += (size_t)snprintf(row->jobs + used, sizeof(row->jobs) - used, "%s%s",
-                                         used > 0 ? ", " : "", own->registered.job);
-        }
+                 seed->heard_ns != 0 ? "listens" : "unreached");
+        row->heard_ns = seed->heard_ns != 0 ? now_ns - seed->heard_ns : 0;
     }
-    snprintf(reply->text, sizeof(reply->text), "%s", mesh->failure);
-    row = mesh_add_row(reply);
-    if (row == NULL)
-        return;
-    snprintf(row->name, sizeof(row->name), "%.63s", mesh->gate->start.mesh_join);
-    snprintf(row->address, sizeof(row->address), "%s", mesh->address);
-    snprintf(row->state, sizeof(row->state), "%s", mesh->heard_ns != 0 ? "listens" : "unreached");
-    row->heard_ns = mesh->heard_ns != 0 ? now_ns - mesh->heard_ns : 0;
+}
+
+/* ---- the end ---- */
+
+void mesh_join_shut(struct gate_mesh *mesh)
+{
+    struct mesh_own *own;
+
+    for (size_t i = 0; i < mesh->seed_count; i++)
+        if (!mesh->seeds[i].here)
+            shut_seed(&mesh->seeds[i]);
+    DL_FOREACH(mesh->own, own)
+    {
+        own->at = NULL;
+        own->leaving = 0;
+    }
+    mesh->seed_count = 0;
 }
 
 void mesh_join_close(struct gate_mesh *mesh)
 {
-    gate_talk_fini(&mesh->talk);
     while (mesh->own != NULL)
         own_free(mesh, mesh->own);
     free(mesh->ended);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The side of the mesh that listens and has the rendezvous. A node is known by the random number of its
  * hvdd's start. With its first message that number is bound to the key that it came with: a message
- * with another key, or over a connection whose routing id says another node, is refused. */
+ * with another key, or over a connection whose routing id says another node, is refused. With mesh-seeds the
+ * allow-list says what the node of a key is called; else the node does. */
 #include "daemon/gate/mesh.h"
 
 #include "base/status.h"
@@ -18,8 +19,10 @@ struct mesh_peer {
     struct mesh_peer *prev, *next;
     uint64_t node;
     char route[GATE_ROUTE_TEXT], key[GATE_KEY_TEXT];
-    char name[HVI_WIRE_NODE_NAME];
+    char name[HVI_WIRE_NODE_NAME], version[HVI_WIRE_SHORT_TEXT];
     char announced[HVI_WIRE_NODE_ADDRESS], seen[HVI_WIRE_NODE_ADDRESS];
+    bool greeted; /* it has said hello */
+    uint64_t since_ns;
     struct gate_talk talk;
     int connection; /* its last message's */
     uint64_t heard_ns;
@@ -45,6 +48,7 @@ static void peer_free(struct gate_mesh *mesh, struct mesh_peer *peer)
     gate_rendezvous_forget(&mesh->rendezvous, peer->node);
     DL_DELETE(mesh->peers, peer);
     mesh->peer_count--;
+    mesh_query_gone(mesh, peer->node);
     gate_talk_fini(&peer->talk);
     free(peer);
 }
@@ -53,14 +57,16 @@ static struct mesh_peer *peer_new(struct gate_mesh *mesh, uint64_t node,
                                   const struct gate_sender *from)
 {
     struct mesh_peer *peer = mesh->peer_count < MESH_PEERS_MAX ? calloc(1, sizeof(*peer)) : NULL;
+    const char *name = gate_keys_name(&mesh->keys, from->key);
 
     if (peer == NULL)
         return NULL;
     peer->mesh = mesh;
     peer->node = node;
+    peer->since_ns = hvi_clock_ns();
     snprintf(peer->route, sizeof(peer->route), "%s", from->route);
     snprintf(peer->key, sizeof(peer->key), "%s", from->key);
-    snprintf(peer->name, sizeof(peer->name), "%s", from->route);
+    snprintf(peer->name, sizeof(peer->name), "%s", name != NULL ? name : from->route);
     gate_talk_init(&peer->talk, mesh_random(), false);
     DL_APPEND(mesh->peers, peer);
     mesh->peer_count++;
@@ -77,7 +83,7 @@ static void transmit(void *user, struct hvi_mesh_msg *msg)
 {
     struct mesh_peer *peer = user;
 
-    mesh_send(peer->mesh, peer->route, msg);
+    mesh_send(peer->mesh, peer->mesh->socket, peer->route, msg);
 }
 
 /* ---- the rendezvous ---- */
@@ -132,6 +138,7 @@ static void answer(void *user, const struct gate_registrant *to,
         return; /* out of memory: it is asked for again, or its time runs out */
     if (to->node == mesh->gate->start.node) {
         mesh_tell_roster(mesh, &msg.node_roster);
+        mesh_join_answered(mesh, &msg.node_roster);
         free(msg.node_roster.roster);
     } else if (peer == NULL) {
         free(msg.node_roster.roster);
@@ -206,7 +213,7 @@ static void flush_all(struct gate_mesh *mesh)
 
 void mesh_listen_register(struct gate_mesh *mesh, const struct hvi_node_register *registered)
 {
-    if (!bring(mesh, mesh->gate->start.node, mesh->gate->start.name, mesh->announced, registered))
+    if (!bring(mesh, mesh->gate->start.node, mesh->name, mesh->announced, registered))
         mesh_tell_error(mesh, registered, HVI_ERR_PROTOCOL, "the engine's EngineNode is none");
     flush_all(mesh);
 }
@@ -223,7 +230,10 @@ static void handle_hello(struct mesh_peer *peer, const struct hvi_mesh_hello *he
 {
     struct gate_rendezvous *rendezvous = &peer->mesh->rendezvous;
 
-    snprintf(peer->name, sizeof(peer->name), "%s", hello->name);
+    if (!peer->mesh->of_nodes)
+        snprintf(peer->name, sizeof(peer->name), "%s", hello->name);
+    snprintf(peer->version, sizeof(peer->version), "%s", hello->version);
+    peer->greeted = true;
     snprintf(peer->announced, sizeof(peer->announced), "%s", hello->announced);
     /* Where others have found us; a node beside us may have found the loopback. */
     if (!peer->mesh->own_fixed && hello->dialed[0] != '\0' &&
@@ -231,12 +241,12 @@ static void handle_hello(struct mesh_peer *peer, const struct hvi_mesh_hello *he
          gate_rendezvous_is_loopback(rendezvous->own_address)))
         snprintf(rendezvous->own_address, sizeof(rendezvous->own_address), "%s", hello->dialed);
     HVI_LOG(HVI_LOG_INFO, "mesh", "node-joined", "a node has joined the mesh",
-            "node=%s name=%s address=%s announced=%s dialed=%s", peer->route, peer->name,
-            peer->seen, peer->announced, hello->dialed);
+            "node=%s name=%s address=%s announced=%s dialed=%s version=%s", peer->route, peer->name,
+            peer->seen, peer->announced, hello->dialed, peer->version);
     gate_admin_node_event(peer->mesh->gate, HVI_EVENT_NODE_JOINED, peer->name, peer->seen);
 }
 
-static void handle_body(struct mesh_peer *peer, const struct hvi_mesh_msg *msg)
+static void handle_body(struct mesh_peer *peer, struct hvi_mesh_msg *msg)
 {
     struct gate_mesh *mesh = peer->mesh;
     bool good = true;
@@ -247,10 +257,20 @@ static void handle_body(struct mesh_peer *peer, const struct hvi_mesh_msg *msg)
         good = bring(mesh, peer->node, peer->name, address_of(peer), &msg->node_register);
     else if (msg->kind == HVI_MESH_NODE_WITHDRAW)
         take_back(mesh, peer->node, &msg->node_withdraw);
+    else if (msg->kind == HVI_MESH_QUESTION)
+        mesh_query_take(mesh, NULL, peer->node, &msg->question);
+    else if (msg->kind == HVI_MESH_REPLY)
+        mesh_query_reply(mesh, NULL, peer->node, &msg->reply);
     else
         good = false;
     if (!good)
         mesh_log_refused(mesh, "a node says what it may not say", peer->seen);
+}
+
+/* The connection of a node that has left the allow-list is still there. */
+static bool is_allowed(const struct gate_mesh *mesh, const char *key)
+{
+    return !mesh->of_nodes || gate_keys_name(&mesh->keys, key) != NULL;
 }
 
 /* NULL: refused. */
@@ -263,6 +283,11 @@ static struct mesh_peer *peer_of(struct gate_mesh *mesh, const struct hvi_mesh_m
     mesh_route(msg->node, expected);
     if (strcmp(expected, from->route) != 0 || (peer != NULL && strcmp(peer->key, from->key) != 0)) {
         mesh_log_refused(mesh, "a node claims to be another one", from->address);
+        return NULL;
+    }
+    if (peer == NULL && !is_allowed(mesh, from->key)) {
+        mesh_log_refused(mesh, "a node that is no longer in the allow-list was refused",
+                         from->address);
         return NULL;
     }
     if (peer == NULL)
@@ -280,11 +305,10 @@ static void refuse_version(struct mesh_peer *peer, const char *text)
         HVI_LOG(HVI_LOG_WARN, "mesh", "mesh-version", text, "address=%s", peer->seen);
     peer->refused = true;
     snprintf(msg.text, sizeof(msg.text), "%s", text);
-    mesh_send(peer->mesh, peer->route, &msg);
+    mesh_send(peer->mesh, peer->mesh->socket, peer->route, &msg);
 }
 
-static void take(struct gate_mesh *mesh, const struct hvi_mesh_msg *msg,
-                 const struct gate_sender *from)
+static void take(struct gate_mesh *mesh, struct hvi_mesh_msg *msg, const struct gate_sender *from)
 {
     struct mesh_peer *peer = peer_of(mesh, msg, from);
     char text[HVI_TEXT_MAX + 1];
@@ -325,7 +349,7 @@ static void received(void *user, const struct gate_sender *from, const unsigned 
 /* Of a node that has said its name. */
 static void tell_lost(const struct mesh_peer *peer, const char *why)
 {
-    if (peer->name[0] != '\0')
+    if (peer->greeted)
         gate_admin_node_event(peer->mesh->gate, HVI_EVENT_NODE_LOST, peer->name, why);
 }
 
@@ -356,7 +380,7 @@ static const struct gate_socket_calls socket_calls = {.received = received,
 static void set_own_address(struct gate_mesh *mesh)
 {
     char *own = mesh->rendezvous.own_address;
-    const char *listens = mesh->gate->start.mesh_listen, *colon = strrchr(listens, ':');
+    const char *listens = mesh->endpoint, *colon = strrchr(listens, ':');
     size_t skip = listens[0] == '[';
 
     if (mesh->announced[0] != '\0')
@@ -372,7 +396,7 @@ static void set_own_address(struct gate_mesh *mesh)
 int mesh_listen_open(struct gate_mesh *mesh, char *text_p, size_t text_size)
 {
     const struct hvi_gate_start *start = &mesh->gate->start;
-    int status = gate_socket_listen(mesh->gate->event, &mesh->keys, start->mesh_listen,
+    int status = gate_socket_listen(mesh->gate->event, &mesh->keys, mesh->endpoint,
                                     start->port_first, start->port_last, &socket_calls, mesh,
                                     &mesh->socket, &mesh->port, text_p, text_size);
 
@@ -381,8 +405,66 @@ int mesh_listen_open(struct gate_mesh *mesh, char *text_p, size_t text_size)
     gate_rendezvous_init(&mesh->rendezvous, &rendezvous_calls, mesh, start->start_timeout_ns);
     set_own_address(mesh);
     HVI_LOG(HVI_LOG_INFO, "mesh", "mesh-listens", "the mesh listens", "address=%s port=%u keys=%zu",
-            start->mesh_listen, (unsigned)mesh->port, mesh->keys.client_count);
+            mesh->endpoint, (unsigned)mesh->port, mesh->keys.client_count);
     return HVI_OK;
+}
+
+void mesh_listen_allowed(struct gate_mesh *mesh)
+{
+    struct mesh_peer *peer, *spare;
+
+    DL_FOREACH_SAFE(mesh->peers, peer, spare)
+    {
+        const char *name = gate_keys_name(&mesh->keys, peer->key);
+        if (name != NULL) {
+            snprintf(peer->name, sizeof(peer->name), "%s", name);
+            continue;
+        }
+        HVI_LOG(HVI_LOG_WARN, "mesh", "node-not-allowed",
+                "a node that is no longer in the allow-list is forgotten",
+                "node=%s name=%s address=%s", peer->route, peer->name, peer->seen);
+        tell_lost(peer, "it is no longer in the allow-list");
+        peer_free(mesh, peer);
+    }
+}
+
+int mesh_listen_ask(struct gate_mesh *mesh, const struct hvi_mesh_question *question,
+                    uint64_t **nodes_p, size_t *count_p)
+{
+    uint64_t *nodes = calloc(mesh->peer_count + 1u, sizeof(*nodes));
+    struct mesh_peer *peer;
+    size_t count = 0;
+
+    if (nodes == NULL)
+        return HVI_ERR_NO_MEMORY;
+    DL_FOREACH(mesh->peers, peer)
+    {
+        struct hvi_mesh_msg msg = {.kind = HVI_MESH_QUESTION, .question = *question};
+        if (peer->greeted && !peer->refused && gate_talk_say(&peer->talk, &msg) == HVI_OK)
+            nodes[count++] = peer->node;
+    }
+    flush_all(mesh);
+    *nodes_p = nodes;
+    *count_p = count;
+    return HVI_OK;
+}
+
+void mesh_listen_say(struct gate_mesh *mesh, uint64_t node, struct hvi_mesh_msg *msg)
+{
+    struct mesh_peer *peer = peer_find(mesh, node);
+
+    if (peer == NULL)
+        hvi_mesh_msg_free(msg);
+    else if (gate_talk_say(&peer->talk, msg) != HVI_OK)
+        mesh_log_refused(mesh, "a node confirms nothing of what it is told", peer->seen);
+    flush_all(mesh);
+}
+
+const char *mesh_listen_name(const struct gate_mesh *mesh, uint64_t node)
+{
+    const struct mesh_peer *peer = peer_find(mesh, node);
+
+    return peer != NULL ? peer->name : "";
 }
 
 void mesh_listen_tick(struct gate_mesh *mesh, uint64_t now_ns)
@@ -402,6 +484,54 @@ void mesh_listen_tick(struct gate_mesh *mesh, uint64_t now_ns)
     flush_all(mesh);
 }
 
+/* ---- rows ---- */
+
+static void add_peer_row(const struct mesh_peer *peer, uint64_t now_ns,
+                         struct hvi_admin_reply *reply)
+{
+    struct hvi_mesh_row *row = mesh_add_row(reply);
+
+    if (row == NULL)
+        return;
+    snprintf(row->node, sizeof(row->node), "%s", peer->route);
+    snprintf(row->name, sizeof(row->name), "%s", peer->name);
+    snprintf(row->address, sizeof(row->address), "%s", address_of(peer));
+    snprintf(row->state, sizeof(row->state), "%s", peer->refused ? "refused" : "joined");
+    snprintf(row->version, sizeof(row->version), "%s", peer->version);
+    row->heard_ns = now_ns - peer->heard_ns;
+    row->joined_ns = now_ns - peer->since_ns;
+    gate_rendezvous_jobs_of(&peer->mesh->rendezvous, peer->node, row->jobs, sizeof(row->jobs));
+}
+
+static bool is_there(const struct gate_mesh *mesh, const char *key)
+{
+    const struct mesh_peer *peer;
+
+    DL_FOREACH(mesh->peers, peer)
+    {
+        if (strcmp(peer->key, key) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* Of the nodes of the allow-list that are not there. */
+static void add_absent(const struct gate_mesh *mesh, struct hvi_admin_reply *reply)
+{
+    const struct gate_keys *keys = &mesh->keys;
+
+    for (size_t i = 0; mesh->of_nodes && i < keys->client_count; i++) {
+        const char *key = keys->clients[i];
+        struct hvi_mesh_row *row = NULL;
+        if (strcmp(key, keys->server) != 0 && !is_there(mesh, key))
+            row = mesh_add_row(reply);
+        if (row == NULL)
+            continue;
+        snprintf(row->name, sizeof(row->name), "%s", keys->names[i]);
+        snprintf(row->state, sizeof(row->state), "absent");
+    }
+}
+
 void mesh_listen_rows(const struct gate_mesh *mesh, uint64_t now_ns, struct hvi_admin_reply *reply)
 {
     const struct mesh_peer *peer;
@@ -409,25 +539,19 @@ void mesh_listen_rows(const struct gate_mesh *mesh, uint64_t now_ns, struct hvi_
 
     if (row != NULL) {
         mesh_route(mesh->gate->start.node, row->node);
-        snprintf(row->name, sizeof(row->name), "%s", mesh->gate->start.name);
+        snprintf(row->name, sizeof(row->name), "%s", mesh->name);
         snprintf(row->address, sizeof(row->address), "%s", mesh->rendezvous.own_address);
         snprintf(row->state, sizeof(row->state), "listens");
+        snprintf(row->version, sizeof(row->version), "%s", HVD_VERSION_TEXT);
         row->port = mesh->port;
         gate_rendezvous_jobs_of(&mesh->rendezvous, mesh->gate->start.node, row->jobs,
                                 sizeof(row->jobs));
     }
     DL_FOREACH(mesh->peers, peer)
     {
-        row = mesh_add_row(reply);
-        if (row == NULL)
-            continue;
-        snprintf(row->node, sizeof(row->node), "%s", peer->route);
-        snprintf(row->name, sizeof(row->name), "%s", peer->name);
-        snprintf(row->address, sizeof(row->address), "%s", address_of(peer));
-        snprintf(row->state, sizeof(row->state), "%s", peer->refused ? "refused" : "joined");
-        row->heard_ns = now_ns - peer->heard_ns;
-        gate_rendezvous_jobs_of(&mesh->rendezvous, peer->node, row->jobs, sizeof(row->jobs));
+        add_peer_row(peer, now_ns, reply);
     }
+    add_absent(mesh, reply);
 }
 
 void mesh_listen_close(struct gate_mesh *mesh)

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The mesh of one gate: it listens, or it joins, or it has none, and then there is no socket and no
- * libzmq at work. A mesh that cannot be opened is reported to hvdd and tried again. */
+ * The mesh of one gate: it listens, or it joins, or with mesh-seeds perhaps both; or it has none, and then there is no socket
+ * and no libzmq at work. A mesh that cannot be opened is reported to hvdd and tried again.
+ *
+ * With mesh-seeds (ADR 0026) each node has a key of its own and a list of those that it allows. The list is read again each few
+ * seconds: a node that has left it is forgotten and refused, one that is new may come in. */
 #include "daemon/gate/mesh.h"
 
 #include "base/interface.h"
@@ -16,6 +19,7 @@
 
 #define TICK_US 100000u
 #define OPEN_NS (2 * HVI_NS_SEC)
+#define LOOK_NS (2 * HVI_NS_SEC)
 
 uint64_t mesh_random(void)
 {
@@ -32,14 +36,15 @@ void mesh_route(uint64_t node, char route_p[GATE_ROUTE_TEXT])
     snprintf(route_p, GATE_ROUTE_TEXT, "%016" PRIx64, node);
 }
 
-void mesh_send(struct gate_mesh *mesh, const char *route, struct hvi_mesh_msg *msg)
+void mesh_send(struct gate_mesh *mesh, struct gate_socket *socket, const char *route,
+               struct hvi_mesh_msg *msg)
 {
     size_t length;
 
     msg->oldest = msg->newest = HVI_MESH_VERSION;
     msg->node = mesh->gate->start.node;
     if (hvi_mesh_msg_encode(msg, mesh->encoded, sizeof(mesh->encoded), &length) == HVI_OK)
-        gate_socket_send(mesh->socket, route, mesh->encoded, length);
+        gate_socket_send(socket, route, mesh->encoded, length);
     else
         HVI_LOG(HVI_LOG_ERROR, "mesh", "no-message", "a message of the mesh cannot be written",
                 "kind=%d", (int)msg->kind);
@@ -131,17 +136,17 @@ void mesh_tell_error(struct gate_mesh *mesh, const struct hvi_node_register *reg
 /* ---- hvdd's requests ---- */
 
 static const char no_mesh[] =
-    "this hvdd has no mesh to other nodes; start it with --mesh-listen or --mesh-join, or the job "
-    "with hvdrun -H";
+    "this hvdd has no mesh to other nodes; start it with --mesh-seeds, --mesh-listen or "
+    "--mesh-join, or the job with hvdrun -H";
 
 void gate_mesh_register(struct gate *gate, struct hvi_node_register *registered)
 {
     struct gate_mesh *mesh = gate->mesh;
 
-    if (mesh->socket == NULL)
+    if (!mesh->open)
         mesh_tell_error(mesh, registered, HVI_ERR_UNSUPPORTED,
                         mesh->failure[0] != '\0' ? mesh->failure : no_mesh);
-    else if (mesh->listens)
+    else if (mesh->seed_count == 0)
         mesh_listen_register(mesh, registered);
     else
         mesh_join_register(mesh, registered);
@@ -151,9 +156,9 @@ void gate_mesh_withdraw(struct gate *gate, const struct hvi_node_withdraw *withd
 {
     struct gate_mesh *mesh = gate->mesh;
 
-    if (mesh->socket == NULL)
+    if (!mesh->open)
         return;
-    if (mesh->listens)
+    if (mesh->seed_count == 0)
         mesh_listen_withdraw(mesh, withdrawn);
     else
         mesh_join_withdraw(mesh, withdrawn);
@@ -179,7 +184,7 @@ void gate_mesh_rows(struct gate *gate, struct hvi_admin_reply *reply)
     const struct gate_mesh *mesh = gate->mesh;
     uint64_t now_ns = hvi_clock_ns();
 
-    if (mesh->socket == NULL)
+    if (!mesh->open)
         snprintf(reply->text, sizeof(reply->text), "%s",
                  mesh->failure[0] != '\0' ? mesh->failure : no_mesh);
     else if (mesh->listens)
@@ -192,7 +197,8 @@ void gate_mesh_rows(struct gate *gate, struct hvi_admin_reply *reply)
 
 static bool is_wanted(const struct gate *gate)
 {
-    return gate->start.mesh_listen[0] != '\0' || gate->start.mesh_join[0] != '\0';
+    return gate->start.mesh_listen[0] != '\0' || gate->start.mesh_join[0] != '\0' ||
+           gate->start.mesh_seeds[0] != '\0';
 }
 
 static int choose_address(struct gate_mesh *mesh, char *text_p, size_t text_size)
@@ -213,19 +219,67 @@ static int choose_address(struct gate_mesh *mesh, char *text_p, size_t text_size
     return HVI_OK;
 }
 
-static int try_open(struct gate_mesh *mesh, char *text_p, size_t text_size)
+/* Of a folder. */
+static int read_node_keys(struct gate_mesh *mesh, char *text_p, size_t text_size)
+{
+    const char *dir = mesh->gate->start.mesh_key, *name;
+    int status = gate_keys_read_node(dir, &mesh->keys, text_p, text_size);
+
+    if (status != HVI_OK)
+        return status;
+    if (!gate_socket_public(mesh->keys.secret, mesh->keys.server)) {
+        snprintf(text_p, text_size, "%s/node.key has no secret key of CURVE", dir);
+        gate_keys_fini(&mesh->keys);
+        return HVI_ERR_REFUSED;
+    }
+    name = gate_keys_name(&mesh->keys, mesh->keys.server);
+    if (name != NULL)
+        snprintf(mesh->name, sizeof(mesh->name), "%s", name);
+    return HVI_OK;
+}
+
+static int read_keys(struct gate_mesh *mesh, char *text_p, size_t text_size)
 {
     const struct hvi_gate_start *start = &mesh->gate->start;
+
+    snprintf(mesh->name, sizeof(mesh->name), "%s", start->name);
+    if (mesh->of_nodes)
+        return read_node_keys(mesh, text_p, text_size);
+    mesh->listens = start->mesh_listen[0] != '\0';
+    snprintf(mesh->endpoint, sizeof(mesh->endpoint), "%s", start->mesh_listen);
+    return gate_keys_read(start->mesh_key, mesh->listens, &mesh->keys, text_p, text_size);
+}
+
+/* Closes what try_open has opened. */
+static void shut(struct gate_mesh *mesh)
+{
+    mesh_query_close(mesh);
+    mesh_join_shut(mesh);
+    if (mesh->socket != NULL)
+        mesh_listen_close(mesh);
+    gate_socket_close(mesh->socket);
+    mesh->socket = NULL;
+    gate_keys_fini(&mesh->keys);
+    mesh->open = false;
+    mesh->port = 0;
+}
+
+static int try_open(struct gate_mesh *mesh, char *text_p, size_t text_size)
+{
     int status = choose_address(mesh, text_p, text_size);
 
     if (status == HVI_OK)
-        status = gate_keys_read(start->mesh_key, mesh->listens, &mesh->keys, text_p, text_size);
+        status = read_keys(mesh, text_p, text_size);
     if (status != HVI_OK)
         return status;
-    status = mesh->listens ? mesh_listen_open(mesh, text_p, text_size)
-                           : mesh_join_open(mesh, text_p, text_size);
+    status = mesh_join_seeds(mesh, text_p, text_size);
+    if (status == HVI_OK && mesh->listens)
+        status = mesh_listen_open(mesh, text_p, text_size);
+    if (status == HVI_OK)
+        status = mesh_join_open(mesh, text_p, text_size);
+    mesh->open = status == HVI_OK;
     if (status != HVI_OK)
-        gate_keys_fini(&mesh->keys);
+        shut(mesh);
     return status;
 }
 
@@ -235,17 +289,58 @@ static void open_and_tell(struct gate_mesh *mesh)
     struct hvi_gate_state *state = &msg.state;
 
     state->status = try_open(mesh, state->text, sizeof(state->text));
-    state->port = state->status == HVI_OK ? mesh->port : 0;
-    state->joined = state->status == HVI_OK && mesh->listens;
+    state->port = mesh->port;
+    state->joined = mesh->open && mesh->listens;
+    mesh->look_ns = hvi_clock_ns() + LOOK_NS;
     if (state->status != HVI_OK) {
         mesh->open_ns = hvi_clock_ns() + OPEN_NS;
         if (strcmp(mesh->failure, state->text) == 0)
             return; /* hvdd knows */
         snprintf(mesh->failure, sizeof(mesh->failure), "%s", state->text);
     } else {
-        mesh->failure[0] = '\0';
+        mesh->failure[0] = state->text[0] = '\0';
     }
     gate_link_send(mesh->gate, &msg);
+}
+
+/* ---- the allow-list ---- */
+
+static void log_left_out(struct gate_mesh *mesh, const char *text)
+{
+    if (text[0] != '\0' && strcmp(mesh->left_out, text) != 0)
+        HVI_LOG(HVI_LOG_WARN, "mesh", "mesh-allow-list", text, "");
+    snprintf(mesh->left_out, sizeof(mesh->left_out), "%s", text);
+}
+
+/* Whether this node is a seed has changed with its name. */
+static bool is_another(const struct gate_mesh *mesh)
+{
+    const char *name = gate_keys_name(&mesh->keys, mesh->keys.server);
+
+    return strcmp(name != NULL ? name : mesh->gate->start.name, mesh->name) != 0;
+}
+
+static void look_at_allowed(struct gate_mesh *mesh)
+{
+    char text[HVI_TEXT_MAX + 1];
+    bool changed = false;
+
+    mesh->look_ns = hvi_clock_ns() + LOOK_NS;
+    (void)gate_keys_read_allowed(mesh->gate->start.mesh_key, &mesh->keys, &changed, text,
+                                 sizeof(text));
+    log_left_out(mesh, text);
+    if (!changed)
+        return;
+    HVI_LOG(HVI_LOG_INFO, "mesh", "mesh-allowed", "the allow-list of the mesh has changed",
+            "keys=%zu", mesh->keys.client_count);
+    if (is_another(mesh)) {
+        shut(mesh);
+        open_and_tell(mesh);
+        return;
+    }
+    if (mesh->listens)
+        mesh_listen_allowed(mesh);
+    mesh_join_allowed(mesh);
 }
 
 static int on_tick(sd_event_source *source, uint64_t usec, void *user)
@@ -256,16 +351,18 @@ static int on_tick(sd_event_source *source, uint64_t usec, void *user)
     (void)usec;
     sd_event_source_set_time_relative(source, TICK_US);
     sd_event_source_set_enabled(source, SD_EVENT_ONESHOT);
-    if (mesh->socket == NULL) {
-        if (now_ns >= mesh->open_ns)
-            open_and_tell(mesh);
+    if (!mesh->open && now_ns >= mesh->open_ns)
+        open_and_tell(mesh);
+    else if (mesh->open && mesh->of_nodes && now_ns >= mesh->look_ns)
+        look_at_allowed(mesh);
+    if (!mesh->open)
         return 0;
-    }
-    gate_socket_tick(mesh->socket, now_ns);
-    if (mesh->listens)
+    if (mesh->listens) {
+        gate_socket_tick(mesh->socket, now_ns);
         mesh_listen_tick(mesh, now_ns);
-    else
-        mesh_join_tick(mesh, now_ns);
+    }
+    mesh_join_tick(mesh, now_ns);
+    mesh_query_tick(mesh, now_ns);
     return 0;
 }
 
@@ -277,7 +374,8 @@ int gate_mesh_open(struct gate *gate)
         return HVI_ERR_NO_MEMORY;
     gate->mesh = mesh;
     mesh->gate = gate;
-    mesh->listens = gate->start.mesh_listen[0] != '\0';
+    mesh->of_nodes = gate->start.mesh_seeds[0] != '\0';
+    mesh->last_ticket = mesh_random() >> 2; /* an earlier gate's answers are none of ours */
     if (!is_wanted(gate))
         return HVI_OK;
     open_and_tell(mesh);
@@ -295,12 +393,8 @@ void gate_mesh_close(struct gate *gate)
     if (mesh == NULL)
         return;
     sd_event_source_disable_unref(mesh->tick);
-    if (mesh->socket != NULL && mesh->listens)
-        mesh_listen_close(mesh);
-    else if (mesh->socket != NULL)
-        mesh_join_close(mesh);
-    gate_socket_close(mesh->socket);
-    gate_keys_fini(&mesh->keys);
+    shut(mesh);
+    mesh_join_close(mesh);
     gate->mesh = NULL;
     free(mesh);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Inside the mesh: mesh.c has what both sides share, listen.c the side with the rendezvous, join.c the
- * side that reports to it. Private to these three. */
+ * side that reports to it, query.c what hvdctl asks of all nodes. Private to these four. */
 #ifndef HVD_GATE_MESH_H
 #define HVD_GATE_MESH_H
 
@@ -11,37 +11,63 @@
 #include "daemon/gate/talk.h"
 
 #define MESH_PEERS_MAX HVI_WIRE_NODES_MAX
+#define MESH_SEEDS_MAX 4u               /* libzmq has two threads for each */
 #define MESH_SILENT_NS (5 * HVI_NS_SEC) /* a node that has said nothing for so long is gone */
 
 struct mesh_peer;
 struct mesh_own;
+struct mesh_query;
+
+/* A node that has a rendezvous: the one of mesh-join, or one of mesh-seeds. */
+struct mesh_seed {
+    struct gate_mesh *mesh;
+    char endpoint[HVI_WIRE_PATH];  /* HOST:PORT */
+    char name[HVI_WIRE_NODE_NAME]; /* HOST: what the allow-list calls its key */
+    bool here;                     /* it is this node: the rest is unused */
+    struct gate_keys keys; /* of mesh-seeds: this node's secret, and the seed's key as .server */
+    struct gate_socket *socket; /* NULL: its key is not known yet */
+    struct gate_talk talk;
+    char address[HVI_WIRE_NODE_ADDRESS]; /* where it was found; "": not yet */
+    uint64_t heard_ns;                   /* when it last said something; 0: never */
+    char failure[HVI_TEXT_MAX + 1];      /* why it does not */
+    uint64_t unsaid_ns;                  /* when that is to be logged; 0: it was */
+};
 
 struct gate_mesh {
     struct gate *gate;
-    bool listens;
+    bool of_nodes; /* mesh-seeds */
+    bool listens;  /* this node has a rendezvous */
+    bool open;     /* it could be opened */
     struct gate_keys keys;
-    struct gate_socket *socket; /* NULL: it could not be opened yet */
+    char name[HVI_WIRE_NODE_NAME]; /* of this node: the allow-list's, else its host's */
     sd_event_source *tick;
     uint64_t open_ns;                      /* when to try to open it again */
+    uint64_t look_ns;                      /* when to look at the allow-list again */
+    char left_out[HVI_TEXT_MAX + 1];       /* of the allow-list: what was logged */
+    char failure[HVI_TEXT_MAX + 1];        /* why it is not open */
     char announced[HVI_WIRE_NODE_ADDRESS]; /* HVD_INTERFACE's; "": none */
-    uint32_t port;
-    uint64_t logged_ns; /* of refused messages */
+    uint64_t logged_ns;                    /* of refused messages */
     unsigned char encoded[HVI_MESH_BYTES_MAX];
 
     /* listen.c */
+    struct gate_socket *socket;
+    char endpoint[HVI_WIRE_PATH]; /* ADDRESS:PORT */
+    uint32_t port;
     struct gate_rendezvous rendezvous;
     bool own_fixed; /* the rendezvous' own address is configured, not learnt */
     struct mesh_peer *peers;
     uint32_t peer_count;
 
     /* join.c */
-    struct gate_talk talk;
-    struct mesh_own *own;                /* what hvdd's engines have registered */
-    char address[HVI_WIRE_NODE_ADDRESS]; /* where the listener was found; "": not yet */
-    uint64_t heard_ns;                   /* when it last said something; 0: never */
-    char failure[HVI_TEXT_MAX + 1];      /* why it does not */
-    uint64_t unsaid_ns;                  /* when that is to be logged; 0: it was */
-    struct hvi_node_withdraw *ended;     /* of a rank, for each new rendezvous; NULL: none */
+    struct mesh_seed seeds[MESH_SEEDS_MAX];
+    size_t seed_count;               /* 0: this node alone listens */
+    struct mesh_own *own;            /* what hvdd's engines have registered */
+    struct hvi_node_withdraw *ended; /* of a rank, for each new rendezvous; NULL: none */
+
+    /* query.c */
+    struct mesh_query *queries;
+    uint32_t query_count;
+    uint64_t last_ticket;
 };
 
 /* ---- mesh.c ---- */
@@ -49,8 +75,9 @@ struct gate_mesh {
 uint64_t mesh_random(void);
 /* The routing id of a node. */
 void mesh_route(uint64_t node, char route_p[GATE_ROUTE_TEXT]);
-/* Fills in versions and node, encodes and sends to `route`. */
-void mesh_send(struct gate_mesh *mesh, const char *route, struct hvi_mesh_msg *msg);
+/* Fills in versions and node, encodes and sends by the socket to `route`. */
+void mesh_send(struct gate_mesh *mesh, struct gate_socket *socket, const char *route,
+               struct hvi_mesh_msg *msg);
 /* True: both sides speak a version in common. Else a sentence; `name` is the other node. */
 bool mesh_speaks(const struct gate_mesh *mesh, const struct hvi_mesh_msg *msg, const char *name,
                  char *text_p, size_t text_size);
@@ -70,21 +97,58 @@ struct hvi_mesh_row *mesh_add_row(struct hvi_admin_reply *reply);
 
 /* ---- listen.c ---- */
 
+/* At mesh->endpoint. */
 int mesh_listen_open(struct gate_mesh *mesh, char *text_p, size_t text_size);
 void mesh_listen_register(struct gate_mesh *mesh, const struct hvi_node_register *registered);
 void mesh_listen_withdraw(struct gate_mesh *mesh, const struct hvi_node_withdraw *withdrawn);
+/* Forgets nodes that the allow-list no longer has. */
+void mesh_listen_allowed(struct gate_mesh *mesh);
+/* Nodes that are there: a question for all of them, with their numbers in `nodes_p`, which is allocated. HVI_OK or
+ * HVI_ERR_NO_MEMORY. */
+int mesh_listen_ask(struct gate_mesh *mesh, const struct hvi_mesh_question *question,
+                    uint64_t **nodes_p, size_t *count_p);
+/* Says the body to that node, if it is there; owns its memory in any case. */
+void mesh_listen_say(struct gate_mesh *mesh, uint64_t node, struct hvi_mesh_msg *msg);
+/* Its name; "": it is not there. */
+const char *mesh_listen_name(const struct gate_mesh *mesh, uint64_t node);
 void mesh_listen_tick(struct gate_mesh *mesh, uint64_t now_ns);
 void mesh_listen_rows(const struct gate_mesh *mesh, uint64_t now_ns, struct hvi_admin_reply *reply);
 void mesh_listen_close(struct gate_mesh *mesh);
 
 /* ---- join.c ---- */
 
+/* The seeds that GateStart names, of which one may be this node. HVI_OK, or an error with a sentence. */
+int mesh_join_seeds(struct gate_mesh *mesh, char *text_p, size_t text_size);
+/* Connects to them. The seed of mesh-join has to be usable. */
 int mesh_join_open(struct gate_mesh *mesh, char *text_p, size_t text_size);
+/* The seeds' keys may be others now. */
+void mesh_join_allowed(struct gate_mesh *mesh);
 /* Takes the packet out of `registered`. */
 void mesh_join_register(struct gate_mesh *mesh, struct hvi_node_register *registered);
 void mesh_join_withdraw(struct gate_mesh *mesh, const struct hvi_node_withdraw *withdrawn);
+/* The rendezvous of this node has answered. */
+void mesh_join_answered(struct gate_mesh *mesh, const struct hvi_node_roster *roster);
+/* The seed at which jobs meet now, that can be spoken with; NULL: there is none. */
+struct mesh_seed *mesh_join_seed(struct gate_mesh *mesh);
+/* Owns the body's memory in any case. */
+void mesh_join_say(struct mesh_seed *seed, struct hvi_mesh_msg *msg);
 void mesh_join_tick(struct gate_mesh *mesh, uint64_t now_ns);
 void mesh_join_rows(const struct gate_mesh *mesh, uint64_t now_ns, struct hvi_admin_reply *reply);
+/* Closes the connections: what has been registered stays, for the next ones. */
+void mesh_join_shut(struct gate_mesh *mesh);
 void mesh_join_close(struct gate_mesh *mesh);
+
+/* ---- query.c ---- */
+
+/* A node asks: `seed` NULL: the node of that number asks this one's rendezvous about all nodes; else a seed asks about this node. */
+void mesh_query_take(struct gate_mesh *mesh, struct mesh_seed *seed, uint64_t node,
+                     const struct hvi_mesh_question *question);
+/* An answer of a node to the rendezvous' question, or of a seed to ours (`seed` says which). */
+void mesh_query_reply(struct gate_mesh *mesh, const struct mesh_seed *seed, uint64_t node,
+                      struct hvi_mesh_reply *reply);
+/* That node will not answer. */
+void mesh_query_gone(struct gate_mesh *mesh, uint64_t node);
+void mesh_query_tick(struct gate_mesh *mesh, uint64_t now_ns);
+void mesh_query_close(struct gate_mesh *mesh);
 
 #endif

@@ -171,6 +171,21 @@ static bool is_allowed(const struct gate_socket *socket, const struct zap_reques
     return false;
 }
 
+static void log_stranger(struct gate_socket *socket, const char *key, const char *address)
+{
+    char text[256];
+
+    snprintf(text, sizeof(text),
+             "a node whose key is not in the allow-list was refused; if it is one of yours, say "
+             "here: hvdctl key allow NAME '%s'",
+             key);
+    log_refused(socket,
+                socket->keys->of_node && key[0] != '\0'
+                    ? text
+                    : "a node whose key is not in the mesh key file was refused",
+                address);
+}
+
 static bool zap_serve(struct gate_socket *socket)
 {
     struct zap_request request;
@@ -182,8 +197,7 @@ static bool zap_serve(struct gate_socket *socket)
         return false;
     allowed = count == ZAP_FRAMES && is_allowed(socket, &request, key);
     if (!allowed)
-        log_refused(socket, "a node whose key is not in the mesh key file was refused",
-                    count == ZAP_FRAMES ? request.frames[3] : "");
+        log_stranger(socket, key, count == ZAP_FRAMES ? request.frames[3] : "");
     zmq_send(socket->zap, "1.0", 3, ZMQ_SNDMORE);
     zmq_send(socket->zap, request.frames[1], request.lengths[1], ZMQ_SNDMORE);
     zmq_send(socket->zap, allowed ? "200" : "400", 3, ZMQ_SNDMORE);
@@ -327,6 +341,19 @@ static void tell_connected(struct gate_socket *socket, int fd)
     socket->calls->connected(socket->user, unmapped(address));
 }
 
+/* The other side does not know our key, or has another one than we think. */
+static const char *why_refused(const struct gate_socket *socket, bool by_it)
+{
+    if (socket->keys->of_node)
+        return by_it ? "it does not allow this node's key; say there: hvdctl key allow NAME KEY, "
+                       "with the KEY that `hvdctl key show` prints here"
+                     : "it is no hvdd of this mesh, or has another key than the one that is "
+                       "allowed here; compare with what `hvdctl key show` prints there";
+    return by_it ? "it does not know our key: the two mesh key files are not of one pair"
+                 : "it is no hvdd of this mesh, or has another server key: the two mesh key files "
+                   "are not of one pair";
+}
+
 static void handle_event(struct gate_socket *socket, uint16_t event, int32_t value)
 {
     if (event == ZMQ_EVENT_ACCEPTED || event == ZMQ_EVENT_DISCONNECTED)
@@ -342,15 +369,10 @@ static void handle_event(struct gate_socket *socket, uint16_t event, int32_t val
         socket->calls->connected(socket->user, "");
     } else if (event == ZMQ_EVENT_HANDSHAKE_FAILED_AUTH) {
         socket->rejoin_ns = hvi_clock_ns() + REJOIN_NS;
-        socket->calls->failed(
-            socket->user, "it does not know our key: the two mesh key files are not of one pair",
-            true);
+        socket->calls->failed(socket->user, why_refused(socket, true), true);
     } else if (event == ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL ||
                event == ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL) {
-        socket->calls->failed(socket->user,
-                              "it is no hvdd of this mesh, or has another server key: the two mesh "
-                              "key files are not of one pair",
-                              true);
+        socket->calls->failed(socket->user, why_refused(socket, false), true);
     } else {
         socket->calls->failed(socket->user,
                               event == ZMQ_EVENT_DISCONNECTED ? "the connection was lost"
@@ -559,10 +581,17 @@ static bool check_secret(const struct gate_keys *keys, bool listens)
         return false;
     if (listens)
         return strcmp(public, keys->server) == 0;
+    if (keys->of_node)
+        return true;
     for (size_t i = 0; i < keys->client_count; i++)
         if (strcmp(public, keys->clients[i]) == 0)
             return true;
     return false;
+}
+
+bool gate_socket_public(const char *secret, char public_p[GATE_KEY_TEXT])
+{
+    return zmq_curve_public(public_p, secret) == 0;
 }
 
 int gate_socket_listen(sd_event *event, const struct gate_keys *keys, const char *endpoint,

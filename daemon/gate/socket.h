@@ -37,6 +37,8 @@ struct gate_socket_calls {
     void (*failed)(void *user, const char *text, bool known);
 };
 
+/* The public key of a secret one; false: it is none. */
+bool gate_socket_public(const char *secret, char public_p[GATE_KEY_TEXT]);
 /* Listens at tcp://ADDRESS:PORT; port 0: the first free one of first..last. HVI_OK, or an error with a
  * sentence. `keys` must stay. */
 int gate_socket_listen(sd_event *event, const struct gate_keys *keys, const char *endpoint,

@@ -52,6 +52,8 @@ static size_t body_bytes(const struct hvi_mesh_msg *msg)
 {
     if (msg->kind == HVI_MESH_NODE_REGISTER)
         return msg->node_register.node_bytes;
+    if (msg->kind == HVI_MESH_REPLY)
+        return msg->reply.part_bytes;
     return msg->kind == HVI_MESH_NODE_ROSTER ? msg->node_roster.roster_bytes : 0;
 }
 
@@ -72,6 +74,11 @@ int gate_talk_say(struct gate_talk *talk, struct hvi_mesh_msg *msg)
     talk->items++;
     talk->bytes += bytes;
     return HVI_OK;
+}
+
+bool gate_talk_has_heard(const struct gate_talk *talk, uint64_t number)
+{
+    return talk->queue == NULL || talk->queue->msg.number > number;
 }
 
 /* The peer knows nothing of what was said. */

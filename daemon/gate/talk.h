@@ -41,6 +41,8 @@ void gate_talk_fini(struct gate_talk *talk);
 /* Owns the body's memory in any case. HVI_OK, HVI_ERR_NO_MEMORY, HVI_ERR_LIMIT (the peer confirms
  * nothing). */
 int gate_talk_say(struct gate_talk *talk, struct hvi_mesh_msg *msg);
+/* The peer has confirmed the body of this number. */
+bool gate_talk_has_heard(const struct gate_talk *talk, uint64_t number);
 /* What a message means: a set of enum gate_talk_news. `fresh` is a random number for a side that begins
  * anew. */
 unsigned gate_talk_take(struct gate_talk *talk, const struct hvi_mesh_msg *msg, uint64_t fresh);

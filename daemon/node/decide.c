@@ -70,7 +70,8 @@ static bool check_nodes(const struct node *node, const struct hvi_attach_request
             "rank %d of job '%s' is one of %d ranks on %d nodes (%s%s%slocal_size %d, cross_size "
             "%d), and this hvdd has no mesh to other nodes; start the job with hvdrun -H, or set "
             "HVD_RENDEZVOUS to the name of one of its machines and HVD_KEY_FILE to keys that "
-            "`hvdctl key new` has made, or start hvdd with --mesh-listen or --mesh-join",
+            "`hvdctl key new` has made, or start hvdd with --mesh-seeds, --mesh-listen or "
+            "--mesh-join",
             request->rank, request->job, request->size, nodes_of(request),
             request->origin[0] != '\0' ? "from " : "", request->origin,
             request->origin[0] != '\0' ? ": " : "", request->local_size, request->cross_size);

@@ -25,12 +25,14 @@
 #define START_TIMEOUT_NS (600 * HVI_NS_SEC) /* as the engine's: frameworks load meanwhile */
 #define PORT_FILE        "mesh.port"
 #define KEY_FILE         "mesh.key"
+#define KEY_FOLDER       "/etc/hvdd/keys"
 
 /* ---- options ---- */
 
 bool node_mesh_wanted(const struct node *node)
 {
-    return node->mesh.listen[0] != '\0' || node->mesh.join[0] != '\0';
+    return node->mesh.listen[0] != '\0' || node->mesh.join[0] != '\0' ||
+           node->config.mesh_seeds[0] != '\0';
 }
 
 /* The option, else the environment's, else "". */
@@ -100,8 +102,12 @@ static void fill_listen(const struct node *node, char *listen_p, size_t size)
 
 static void fill_key(const struct node *node, char *key_p, size_t size)
 {
-    const char *given = option_or(node->config.mesh_key, "HVD_KEY_FILE", NULL);
+    const bool is_folder = node->config.mesh_seeds[0] != '\0';
+    const char *given =
+        is_folder ? node->config.mesh_key : option_or(node->config.mesh_key, "HVD_KEY_FILE", NULL);
 
+    if (is_folder && given[0] == '\0')
+        given = KEY_FOLDER;
     if (given[0] != '\0')
         snprintf(key_p, size, "%s", given);
     else
@@ -124,6 +130,7 @@ void node_mesh_fill_start(const struct node *node, struct hvi_gate_start *start_
         return;
     fill_listen(node, start_p->mesh_listen, sizeof(start_p->mesh_listen));
     snprintf(start_p->mesh_join, sizeof(start_p->mesh_join), "%s", node->mesh.join);
+    snprintf(start_p->mesh_seeds, sizeof(start_p->mesh_seeds), "%s", node->config.mesh_seeds);
     fill_key(node, start_p->mesh_key, sizeof(start_p->mesh_key));
     snprintf(start_p->interface, sizeof(start_p->interface), "%s",
              option_or(node->config.interface, "HVD_INTERFACE", "HOROVOD_GLOO_IFACE"));
@@ -208,6 +215,10 @@ int node_mesh_init(struct node *node)
     if (is_told_twice(&node->config))
         wrong = "a hvdd listens for other nodes or joins one that does: give one of --mesh-listen, "
                 "--mesh-join and --rendezvous";
+    else if (node->config.mesh_seeds[0] != '\0' &&
+             (node->config.mesh_join[0] != '\0' || node->config.rendezvous[0] != '\0'))
+        wrong =
+            "with --mesh-seeds a hvdd knows whom to join: leave --mesh-join and --rendezvous out";
     else if (ports[0] != '\0' && !parse_ports(ports, &mesh->port_first, &mesh->port_last))
         wrong = "port-range (HVD_PORT_RANGE) is no range of ports as 9600-9631";
     else if (lanes[0] != '\0' && !parse_lanes(lanes, &mesh->net_lanes))
@@ -330,7 +341,7 @@ void node_mesh_engine_node(struct node_engine *engine, const unsigned char *byte
     if (!node_mesh_wanted(engine->node)) {
         snprintf(text, sizeof(text),
                  "hvdd cannot bring job '%s' together, for it has no mesh to other nodes; start "
-                 "the job with hvdrun -H, or hvdd with --mesh-listen or --mesh-join",
+                 "the job with hvdrun -H, or hvdd with --mesh-seeds, --mesh-listen or --mesh-join",
                  engine->generation->job->name.id);
         refuse(engine, HVI_ERR_UNSUPPORTED, text);
         return;

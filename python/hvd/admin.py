@@ -65,7 +65,8 @@ class Daemon(NamedTuple):
 
 
 class Job(NamedTuple):
-    """A job. `withheld`: it is another user's, whose nodes, ops and bytes are not told."""
+    """A job. `withheld`: nodes, ops and bytes are not told: it is another user's, or the answer is about the mesh. Then `node` is
+    where it is."""
     job: _Text
     generation: _U64
     uid: _U32
@@ -78,6 +79,7 @@ class Job(NamedTuple):
     nodes: _U32
     ops: _U64
     bytes: _U64
+    node: _Text
 
 
 class Rank(NamedTuple):
@@ -152,6 +154,8 @@ class Node(NamedTuple):
     state: _Text
     heard_ns: _U64
     jobs: _Text
+    version: _Text
+    joined_ns: _U64
 
 
 class Link(NamedTuple):
@@ -285,7 +289,7 @@ class _Request(ctypes.Structure):
     """struct hvd_admin_request."""
     _fields_ = [("struct_size", c_size_t), ("kind", c_int), ("job", c_char_p), ("owner", c_int64), ("min_age_ns", c_uint64),
                 ("reason", c_char_p), ("rank", c_int32), ("pid", c_int32), ("signaled", c_int), ("code", c_int),
-                ("limit", c_uint32), ("before", c_uint64)]
+                ("limit", c_uint32), ("before", c_uint64), ("of_mesh", c_int)]
 
 
 _ANSWER_P, _EVENT_P = POINTER(_layout(Answer)), POINTER(_layout(Event))
@@ -420,9 +424,9 @@ class Admin:
         assert daemon is not None
         return daemon
 
-    def jobs(self) -> Answer:
-        """`.jobs`, and in `.spans` the nodes of those that span nodes."""
-        return self._ask(_JOBS)
+    def jobs(self, mesh: bool = False) -> Answer:
+        """`.jobs`, and in `.spans` the nodes of those that span nodes. `mesh`: of every node of the mesh, by what `ps` would tell."""
+        return self._ask(_JOBS, of_mesh=int(mesh))
 
     def ranks(self, job: str, owner: int | None = None) -> Answer:
         """`.ranks` of a job. `owner`: the uid whose job of that id is meant; None: this user's, else the only one."""

@@ -389,7 +389,7 @@ def test_after_a_reload_a_stop_waits_less_and_the_next_trainer_starts_the_servic
 
 
 def join(first: Machine, second: Machine) -> None:
-    """What docs/several-machines.md says."""
+    """By a pair of keys, as hvdd(8) says: the first listens."""
     first.run(["sh", "-c", "mkdir -p /etc/hvdd && hvdctl key new /etc/hvdd/mesh && chown hvdd: /etc/hvdd/mesh.server && "
                f"printf 'mesh-listen = {first.address}:9600\\nmesh-key = /etc/hvdd/mesh\\n' >>/etc/hvdd/hvdd.conf"])
     second.run(["mkdir", "-p", "/etc/hvdd"])

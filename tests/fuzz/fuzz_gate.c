@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What comes to a gate and from it: messages of the mesh, messages between hvdd and its gate, key files. What
- * decodes must encode, and from there on decoding and encoding reproduce the same bytes. The first byte says
- * which of the three it is. */
+ * What comes to a gate and from it: messages of the mesh, messages between hvdd and its gate, key files of both
+ * kinds. What decodes must encode, and from there on decoding and encoding reproduce the same bytes. The first byte says
+ * which of the four it is. */
 #include "fuzz.h"
 
 #include "base/status.h"
@@ -9,6 +9,8 @@
 #include "proto/gate.h"
 
 #include <string.h>
+
+#define MESH_SEEDS 7u
 
 static unsigned char first[4 * HVT_FUZZ_BYTES], second[4 * HVT_FUZZ_BYTES];
 
@@ -69,21 +71,33 @@ static void keys(const uint8_t *data, size_t size)
     gate_keys_fini(&found);
 }
 
+static void key(const uint8_t *data, size_t size)
+{
+    char one[GATE_KEY_TEXT] = "", again[GATE_KEY_TEXT] = "";
+
+    if (gate_keys_parse_one((const char *)data, size, "", one)) {
+        HVT_FUZZ_REQUIRE(strlen(one) == GATE_KEY_TEXT - 1);
+        HVT_FUZZ_REQUIRE(gate_keys_parse_one(one, strlen(one), "", again));
+        HVT_FUZZ_REQUIRE(strcmp(one, again) == 0);
+        HVT_FUZZ_REQUIRE(!gate_keys_parse_one((const char *)data, size, "secret ", again));
+    }
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    static void (*const readers[])(const uint8_t *, size_t) = {mesh, gate, keys};
+    static void (*const readers[])(const uint8_t *, size_t) = {mesh, gate, keys, key};
 
     if (size > 0)
-        readers[data[0] % 3](data + 1, size - 1);
+        readers[data[0] % 4](data + 1, size - 1);
     return 0;
 }
 
 static size_t seed_mesh(unsigned index, uint8_t *bytes_p, size_t room)
 {
     static unsigned char packet[] = "packet";
-    static const enum hvi_mesh_kind kinds[] = {HVI_MESH_NONE, HVI_MESH_HELLO,
-                                               HVI_MESH_NODE_REGISTER, HVI_MESH_NODE_WITHDRAW,
-                                               HVI_MESH_NODE_ROSTER};
+    static const enum hvi_mesh_kind kinds[] = {
+        HVI_MESH_NONE,        HVI_MESH_HELLO,    HVI_MESH_NODE_REGISTER, HVI_MESH_NODE_WITHDRAW,
+        HVI_MESH_NODE_ROSTER, HVI_MESH_QUESTION, HVI_MESH_REPLY};
     struct hvi_mesh_msg msg = {.kind = kinds[index],
                                .oldest = 1,
                                .newest = 1,
@@ -98,6 +112,11 @@ static size_t seed_mesh(unsigned index, uint8_t *bytes_p, size_t room)
     if (msg.kind == HVI_MESH_HELLO) {
         strcpy(msg.hello.name, "node");
         strcpy(msg.hello.dialed, "10.0.0.1");
+    } else if (msg.kind == HVI_MESH_QUESTION) {
+        msg.question = (struct hvi_mesh_question){.ticket = 7, .request = 8, .what = 4};
+    } else if (msg.kind == HVI_MESH_REPLY) {
+        msg.reply.part = packet;
+        msg.reply.part_bytes = sizeof(packet);
     } else if (msg.kind != HVI_MESH_NONE) {
         strcpy(msg.node_register.job, "job"); /* at the same place in all three */
         if (msg.kind == HVI_MESH_NODE_REGISTER) {
@@ -121,6 +140,7 @@ static size_t seed_gate(unsigned index, uint8_t *bytes_p, size_t room)
     if (msg.kind == HVI_GATE_START) {
         strcpy(msg.start.name, "node");
         strcpy(msg.start.mesh_listen, "[::]:0");
+        strcpy(msg.start.mesh_seeds, "n1:9600,n2:9600");
     } else if (msg.kind == HVI_GATE_ASK) {
         msg.ask.request = bytes;
         msg.ask.request_bytes = sizeof(bytes);
@@ -150,17 +170,23 @@ size_t hvt_fuzz_seed(unsigned index, uint8_t *bytes_p, size_t room)
                                "client aaaaaaaaaabbbbbbbbbbccccccccccdddddddddd\n"
                                "secret aaaaaaaaaabbbbbbbbbbccccccccccdddddddddd\n";
 
-    if (index < 5) {
+    static const char one[] = "# words\naaaaaaaaaabbbbbbbbbbccccccccccdddddddddd\n";
+    const unsigned files = MESH_SEEDS + HVI_GATE_KIND_END - HVI_GATE_START;
+
+    if (index < MESH_SEEDS) {
         bytes_p[0] = 0;
         return 1 + seed_mesh(index, bytes_p + 1, room - 1);
     }
-    if (index < 5 + HVI_GATE_KIND_END - HVI_GATE_START) {
+    if (index < files) {
         bytes_p[0] = 1;
-        return 1 + seed_gate(index - 5, bytes_p + 1, room - 1);
+        return 1 + seed_gate(index - MESH_SEEDS, bytes_p + 1, room - 1);
     }
-    if (index > 5 + HVI_GATE_KIND_END - HVI_GATE_START)
+    if (index > files + 1)
         return 0;
-    bytes_p[0] = 2;
-    memcpy(bytes_p + 1, file, sizeof(file) - 1);
-    return sizeof(file);
+    bytes_p[0] = index == files ? 2 : 3;
+    if (index == files)
+        memcpy(bytes_p + 1, file, sizeof(file) - 1);
+    else
+        memcpy(bytes_p + 1, one, sizeof(one) - 1);
+    return index == files ? sizeof(file) : sizeof(one);
 }

@@ -61,7 +61,7 @@ def test_a_job_on_two_nodes_is_refused_by_a_daemon_without_a_mesh(daemon, launch
     assert outcome.status == Status.ERR_UNSUPPORTED, outcome
     assert f"rank 1 of job 'wide' is one of 4 ranks on 2 nodes (from {launcher}: local_size 2, " in outcome.text
     assert "start the job with hvdrun -H, or set HVD_RENDEZVOUS to the name of one of its machines and HVD_KEY_FILE to keys that " \
-           "`hvdctl key new` has made, or start hvdd with --mesh-listen or --mesh-join" in outcome.text
+           "`hvdctl key new` has made, or start hvdd with --mesh-seeds, --mesh-listen or --mesh-join" in outcome.text
     assert not daemon.jobs() and len(daemon.lines("attach-refused")) == 1
 
 

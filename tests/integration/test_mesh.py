@@ -107,7 +107,7 @@ def test_the_nodes_of_a_job_get_one_roster_by_their_lowest_rank(keys):
             assert [row["state"] for row in nodes] == ["listens", "joined"]
             assert [row["jobs"] for row in nodes] == ["j", "j"]
             assert nodes[0]["port"] == port_of(first) and nodes[1]["address"] == "127.0.0.1"
-            assert [row["state"] for row in second.ctl.json("nodes")["nodes"]] == ["joins", "listens"]
+            assert [row["state"] for row in second.ctl.json("nodes")["nodes"]] == ["listens", "joined"]
         wait_until(lambda: first.ctl.json("nodes")["nodes"][1]["jobs"] == "", "the job to be forgotten")
 
 

@@ -27,6 +27,7 @@ struct ctl {
     bool peer_server; /* doctor */
     bool of_node;     /* key new --node */
     const char *dir;  /* key: --dir, or NULL */
+    bool of_mesh;     /* jobs --mesh */
     FILE *out;        /* where tables and JSON go */
 };
 
@@ -41,6 +42,7 @@ void ctl_done(const struct ctl *ctl, const char *text);
 /* ctl_show_*: one reply as tables for people. `now` values and names come from the reply alone,
  * except user names. */
 void ctl_show_status(const struct ctl *ctl, const struct hvd_admin_answer *reply);
+/* With ctl->of_mesh a row has its node, and nothing that only an engine knows. */
 void ctl_show_jobs(const struct ctl *ctl, const struct hvd_admin_answer *reply);
 void ctl_show_ranks(const struct ctl *ctl, const char *job, const struct hvd_admin_answer *reply);
 void ctl_show_stalls(const struct ctl *ctl, const struct hvd_admin_answer *reply);

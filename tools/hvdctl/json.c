@@ -161,6 +161,8 @@ void ctl_json_nodes(const struct ctl *ctl, const struct hvd_admin_answer *reply,
         cJSON_AddStringToObject(object, "state", row->state);
         add_u64(object, "heard_ns", row->heard_ns);
         cJSON_AddStringToObject(object, "jobs", row->jobs);
+        cJSON_AddStringToObject(object, "version", row->version);
+        add_u64(object, "joined_ns", row->joined_ns);
     }
     add_spans(document, jobs->spans, jobs->span_count);
     add_note(document, reply);
@@ -223,6 +225,8 @@ void ctl_json_jobs(const struct ctl *ctl, const struct hvd_admin_answer *reply)
     for (size_t i = 0; i < reply->job_count; i++) {
         const struct hvd_admin_job *row = reply->jobs[i];
         cJSON *object = add_object(array);
+        if (ctl->of_mesh)
+            cJSON_AddStringToObject(object, "node", row->node);
         cJSON_AddStringToObject(object, "job", row->job);
         add_u64(object, "generation", row->generation);
         add_u64(object, "uid", row->uid);

@@ -192,6 +192,7 @@ static int run_jobs(const struct ctl *ctl, char **args, int count)
     struct hvd_admin_request request = ctl_request(HVD_ADMIN_JOBS);
     struct hvd_admin_answer *reply;
     (void)args, (void)count;
+    request.of_mesh = ctl->of_mesh;
     const int code = ctl_ask(ctl, &request, &reply);
     if (code != CTL_OK)
         return code;
@@ -331,7 +332,7 @@ static int run_help(const struct ctl *ctl, char **args, int count);
 
 static const struct command commands[] = {
     {"status", NULL, "", 0, 0, run_status, "the daemon: version, uptime, jobs, sessions"},
-    {"jobs", NULL, "", 0, 0, run_jobs, "the jobs it knows"},
+    {"jobs", NULL, "", 0, 0, run_jobs, "the jobs it knows; --mesh: those of every node"},
     {"job", "list", "", 0, 0, run_jobs, "the same"},
     {"ranks", NULL, "JOB", 1, 1, run_ranks, "a job's ranks: process, state, ops, arrival lag"},
     {"job", "ranks", "JOB", 1, 1, run_ranks, "the same"},
@@ -344,7 +345,7 @@ static const struct command commands[] = {
      "write a Chrome trace of a running job (--mark-cycles); JOB stop"},
     {"job", "stop", "JOB", 1, 1, run_job_stop,
      "end a job with an error on its ranks (--reason TEXT)"},
-    {"nodes", NULL, "", 0, 0, run_nodes, "the other nodes that this one knows, and their jobs"},
+    {"nodes", NULL, "", 0, 0, run_nodes, "the nodes of the mesh, and their jobs"},
     {"gpus", NULL, "", 0, 0, run_gpus, "the workers that have GPUs for jobs, and their memory"},
     {"limits", NULL, "", 0, 0, run_limits,
      "what users may have, and how much of it they use (--user USER)"},
@@ -380,6 +381,7 @@ static const char options_text[] =
     "  --peer HOST[:PORT]  doctor: the way to another machine\n"
     "  --peer-server   doctor: measures with a doctor --peer of another machine, which\n"
     "                  is given the key that this one prints\n"
+    "  --mesh          jobs: of every node of the mesh\n"
     "  --dir DIR       key: the folder of this node's keys (/etc/hvdd/keys)\n"
     "\nExit status: 0 ok, 1 refused or a problem found, 2 usage, 3 no daemon.\n";
 
@@ -413,15 +415,25 @@ static int run_help(const struct ctl *ctl, char **args, int count)
 /* ---- command line ---- */
 
 static const struct option long_options[] = {
-    {"address", required_argument, NULL, 'a'},  {"json", no_argument, NULL, 'j'},
-    {"timeout", required_argument, NULL, 't'},  {"user", required_argument, NULL, 'u'},
-    {"min-age", required_argument, NULL, 'm'},  {"reason", required_argument, NULL, 'r'},
-    {"rank", required_argument, NULL, 'R'},     {"last", required_argument, NULL, 'l'},
-    {"interval", required_argument, NULL, 'i'}, {"once", no_argument, NULL, 'o'},
-    {"mark-cycles", no_argument, NULL, 'c'},    {"help", no_argument, NULL, 'h'},
-    {"version", no_argument, NULL, 'v'},        {"peer", required_argument, NULL, 'p'},
-    {"peer-server", no_argument, NULL, 'P'},    {"node", no_argument, NULL, 'n'},
-    {"dir", required_argument, NULL, 'd'},      {NULL, 0, NULL, 0},
+    {"address", required_argument, NULL, 'a'},
+    {"json", no_argument, NULL, 'j'},
+    {"timeout", required_argument, NULL, 't'},
+    {"user", required_argument, NULL, 'u'},
+    {"min-age", required_argument, NULL, 'm'},
+    {"reason", required_argument, NULL, 'r'},
+    {"rank", required_argument, NULL, 'R'},
+    {"last", required_argument, NULL, 'l'},
+    {"interval", required_argument, NULL, 'i'},
+    {"once", no_argument, NULL, 'o'},
+    {"mark-cycles", no_argument, NULL, 'c'},
+    {"help", no_argument, NULL, 'h'},
+    {"version", no_argument, NULL, 'v'},
+    {"peer", required_argument, NULL, 'p'},
+    {"peer-server", no_argument, NULL, 'P'},
+    {"node", no_argument, NULL, 'n'},
+    {"dir", required_argument, NULL, 'd'},
+    {"mesh", no_argument, NULL, 'M'},
+    {NULL, 0, NULL, 0},
 };
 
 static int seconds_option(const struct ctl *ctl, const char *name, uint64_t *ns_p)
@@ -495,6 +507,9 @@ static int take_special(struct ctl *ctl, int letter)
         return CTL_OK;
     case 'd':
         ctl->dir = optarg;
+        return CTL_OK;
+    case 'M':
+        ctl->of_mesh = true;
         return CTL_OK;
     default:
         return CTL_USAGE; /* getopt has said why */

@@ -117,9 +117,9 @@ void ctl_show_status(const struct ctl *ctl, const struct hvd_admin_answer *reply
 
 void ctl_show_nodes(const struct ctl *ctl, const struct hvd_admin_answer *reply)
 {
-    static const struct ctl_column columns[] = {{"NODE", false}, {"ADDRESS", false},
-                                                {"PORT", true},  {"STATE", false},
-                                                {"HEARD", true}, {"JOBS", false}};
+    static const struct ctl_column columns[] = {
+        {"NODE", false},    {"ADDRESS", false}, {"PORT", true},  {"STATE", false},
+        {"VERSION", false}, {"SINCE", true},    {"HEARD", true}, {"JOBS", false}};
     if (reply->node_count == 0) {
         line(ctl, "nodes", "%s", reply->text[0] != '\0' ? reply->text : "none");
         return;
@@ -128,7 +128,7 @@ void ctl_show_nodes(const struct ctl *ctl, const struct hvd_admin_answer *reply)
     for (size_t i = 0; i < reply->node_count; i++) {
         const struct hvd_admin_node *row = reply->nodes[i];
         const bool bad = strcmp(row->state, "apart") == 0 || strcmp(row->state, "refused") == 0 ||
-                         strcmp(row->state, "unreached") == 0;
+                         strcmp(row->state, "unreached") == 0 || strcmp(row->state, "absent") == 0;
         ctl_table_add(table, CTL_PLAIN, "%s", row->name);
         ctl_table_add(table, CTL_PLAIN, "%s", row->address[0] != '\0' ? row->address : "-");
         if (row->port != 0)
@@ -136,15 +136,36 @@ void ctl_show_nodes(const struct ctl *ctl, const struct hvd_admin_answer *reply)
         else
             ctl_table_add(table, CTL_PLAIN, "-");
         ctl_table_add(table, bad ? CTL_BAD : CTL_PLAIN, "%s", row->state);
-        if (row->heard_ns != 0)
-            add_duration(table, row->heard_ns);
-        else
-            ctl_table_add(table, CTL_PLAIN, "-");
+        ctl_table_add(table, CTL_PLAIN, "%s", row->version[0] != '\0' ? row->version : "-");
+        add_duration(table, row->joined_ns);
+        add_duration(table, row->heard_ns);
         ctl_table_add(table, CTL_PLAIN, "%s", row->jobs);
     }
     finish(ctl, table, reply->rows_left_out);
     if (reply->text[0] != '\0')
         line(ctl, "mesh", "%s", reply->text);
+}
+
+/* Of all nodes: what is known without asking engines. */
+static void show_mesh_jobs(const struct ctl *ctl, const struct hvd_admin_answer *reply)
+{
+    static const struct ctl_column columns[] = {{"NODE", false}, {"JOB", false},   {"GEN", true},
+                                                {"USER", false}, {"STATE", false}, {"RANKS", true},
+                                                {"AGE", true},   {"ENGINE", true}};
+    struct ctl_table *table = ctl_table_new(columns, COUNT(columns));
+    for (size_t i = 0; i < reply->job_count; i++) {
+        const struct hvd_admin_job *row = reply->jobs[i];
+        const bool failed = strcmp(row->state, "failed") == 0;
+        ctl_table_add(table, CTL_PLAIN, "%s", row->node);
+        ctl_table_add(table, CTL_PLAIN, "%s", row->job);
+        ctl_table_add(table, CTL_PLAIN, "%" PRIu64, row->generation);
+        add_user(table, row->uid);
+        ctl_table_add(table, failed ? CTL_BAD : CTL_PLAIN, "%s", row->state);
+        ctl_table_add(table, CTL_PLAIN, "%" PRId32 "/%" PRId32, row->attached, row->size);
+        add_duration(table, row->age_ns);
+        add_pid(table, row->engine_pid);
+    }
+    finish(ctl, table, reply->rows_left_out);
 }
 
 void ctl_show_jobs(const struct ctl *ctl, const struct hvd_admin_answer *reply)
@@ -155,6 +176,10 @@ void ctl_show_jobs(const struct ctl *ctl, const struct hvd_admin_answer *reply)
     };
     if (reply->job_count == 0) {
         fputs("no jobs\n", ctl->out);
+        return;
+    }
+    if (ctl->of_mesh) {
+        show_mesh_jobs(ctl, reply);
         return;
     }
     struct ctl_table *table = ctl_table_new(columns, COUNT(columns));

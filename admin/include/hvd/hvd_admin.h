@@ -109,6 +109,7 @@ struct hvd_admin_request {
      * the newest. */
     uint32_t limit;
     uint64_t before;
+    int of_mesh; /* JOBS: of every node of the mesh, by what their hvdds know themselves */
 };
 
 /* Fills in size, kind and defaults: every owner and rank, nothing else. */
@@ -122,6 +123,7 @@ static inline void hvd_admin_request_init(struct hvd_admin_request *request,
                                       0,
                                       NULL,
                                       HVD_ADMIN_ANY,
+                                      0,
                                       0,
                                       0,
                                       0,
@@ -172,6 +174,7 @@ struct hvd_admin_job {
     int withheld; /* another user's: nodes, ops and bytes are not told */
     uint32_t nodes;
     uint64_t ops, bytes; /* of its busiest rank */
+    const char *node;    /* where it is, in an answer of_mesh; else "" */
 };
 
 struct hvd_admin_rank {
@@ -227,9 +230,12 @@ struct hvd_admin_node {
     const char *node; /* of its hvdd's start; "": not known yet */
     const char *name, *address;
     uint32_t port;
-    const char *state; /* "listens", "joins", "joined", "apart", "refused", "unreached" */
-    uint64_t heard_ns; /* ago */
-    const char *jobs;  /* in which it is */
+    /* "listens", "joins", "joined", "apart", "refused", "unreached", "absent": allowed, and not there */
+    const char *state;
+    uint64_t heard_ns;   /* ago */
+    const char *jobs;    /* in which it is */
+    const char *version; /* of its hvdd; "": not known */
+    uint64_t joined_ns;  /* ago; 0: not known */
 };
 
 enum hvd_admin_link_purpose { HVD_ADMIN_LINK_CONTROL = 1, HVD_ADMIN_LINK_DATA = 2 };

@@ -695,9 +695,9 @@ START_TEST(without_a_mesh_a_job_of_several_nodes_is_told_what_to_do)
 {
     open_mesh(&sides[0]);
     register_at(&sides[0], "job", 1, 0, 2);
-    expect_error(
-        &sides[0], "job", HVI_ERR_UNSUPPORTED,
-        "this hvdd has no mesh to other nodes; start it with --mesh-listen or --mesh-join");
+    expect_error(&sides[0], "job", HVI_ERR_UNSUPPORTED,
+                 "this hvdd has no mesh to other nodes; start it with --mesh-seeds, --mesh-listen "
+                 "or --mesh-join");
     withdraw_at(&sides[0], "job", 1);
     ck_assert_uint_eq(rows_of(&sides[0])->node_count, 0);
     ck_assert_ptr_nonnull(strstr(rows.text, "this hvdd has no mesh to other nodes"));
@@ -833,7 +833,7 @@ START_TEST(a_node_whose_key_is_not_in_the_file_hears_so_and_so_do_its_engines)
     wait_jobs(&sides[1], 0, "job");
     mesh_join_tick(sides[1].gate.mesh, hvi_clock_ns() + LATER);
     expect_error(&sides[1], "job", HVI_ERR_ATTACH_TIMEOUT, "it does not know our key");
-    gate_socket_tick(sides[1].gate.mesh->socket, hvi_clock_ns() + LATER); /* tries anew */
+    gate_socket_tick(sides[1].gate.mesh->seeds[0].socket, hvi_clock_ns() + LATER); /* tries anew */
     ck_assert(hears_nothing(&sides[1]));
     ck_assert_int_eq(hvt_log_count("mesh-not-joined"), 1);
 }
@@ -1073,6 +1073,232 @@ START_TEST(an_answer_that_is_repeated_is_told_once_and_one_that_was_not_asked_fo
 }
 END_TEST
 
+/* ---- seeds ---- */
+
+/* Three nodes with a folder of keys each; the first two are seeds. */
+static struct pair own_keys[SIDES];
+static const char *const node_names[SIDES] = {"127.0.0.1", "127.0.0.2", "gamma"};
+static uint32_t seed_port;
+
+static void write_key(int side, const char *name, const char *text)
+{
+    char file[160];
+
+    snprintf(file, sizeof(file), "%s/%d/%s", dir, side, name);
+    FILE *out = fopen(file, "we");
+    ck_assert_ptr_nonnull(out);
+    ck_assert_int_eq(fchmod(fileno(out), 0600), 0);
+    fputs(text, out);
+    ck_assert_int_eq(fclose(out), 0);
+}
+
+static void allow(int side, int other)
+{
+    char name[64];
+
+    snprintf(name, sizeof(name), "allow/%s", node_names[other]);
+    write_key(side, name, own_keys[other].public);
+}
+
+static void disallow(int side, int other)
+{
+    char file[160];
+
+    snprintf(file, sizeof(file), "%s/%d/allow/%s", dir, side, node_names[other]);
+    ck_assert_int_eq(unlink(file), 0);
+}
+
+static void prepare_seeds(void)
+{
+    char text[160];
+
+    seed_port = 20600 + (uint32_t)getpid() % 20000;
+    for (int i = 0; i < SIDES; i++)
+        ck_assert_int_eq(zmq_curve_keypair(own_keys[i].public, own_keys[i].secret), 0);
+    for (int i = 0; i < SIDES; i++) {
+        struct hvi_gate_start *start = &sides[i].gate.start;
+        snprintf(start->mesh_key, sizeof(start->mesh_key), "%s/%d", dir, i);
+        ck_assert_int_eq(mkdir(start->mesh_key, 0755), 0);
+        snprintf(text, sizeof(text), "%s/allow", start->mesh_key);
+        ck_assert_int_eq(mkdir(text, 0755), 0);
+        snprintf(text, sizeof(text), "secret %s\n", own_keys[i].secret);
+        write_key(i, "node.key", text);
+        for (int k = 0; k < SIDES; k++)
+            allow(i, k);
+        snprintf(start->mesh_seeds, sizeof(start->mesh_seeds), "127.0.0.1:%u,127.0.0.2:%u",
+                 seed_port, seed_port);
+        if (i < 2)
+            snprintf(start->mesh_listen, sizeof(start->mesh_listen), "%s:%u", node_names[i],
+                     seed_port);
+    }
+}
+
+static void open_seed(int side)
+{
+    open_mesh(&sides[side]);
+    hear(&sides[side], HVI_GATE_STATE);
+    ck_assert_msg(heard.state.status == HVI_OK, "%s", heard.state.text);
+    ck_assert(heard.state.joined);
+    ck_assert_uint_eq(heard.state.port, seed_port);
+}
+
+static void open_node(int side)
+{
+    open_mesh(&sides[side]);
+    hear(&sides[side], HVI_GATE_STATE);
+    ck_assert_msg(heard.state.status == HVI_OK, "%s", heard.state.text);
+    ck_assert(!heard.state.joined);
+}
+
+static const struct hvi_mesh_row *row_named(struct side *side, const char *name)
+{
+    rows_of(side);
+    for (size_t i = 0; i < rows.node_count; i++)
+        if (strcmp(rows.nodes[i].name, name) == 0)
+            return &rows.nodes[i];
+    return NULL;
+}
+
+static void wait_named(struct side *side, const char *name, const char *state)
+{
+    uint64_t end = hvi_deadline_after(PATIENCE);
+    const struct hvi_mesh_row *row;
+
+    while ((row = row_named(side, name)) == NULL || strcmp(row->state, state) != 0) {
+        ck_assert_msg(!hvi_deadline_passed(end), "%s is %s, not %s", name,
+                      row != NULL ? row->state : "not there", state);
+        turn();
+    }
+}
+
+/* hvdd hears again and again that a seed has been reached. */
+static struct hvi_engine_roster *hear_seeds_roster(struct side *side, const char *job)
+{
+    uint64_t end = hvi_deadline_after(PATIENCE);
+
+    while (!hears(side) || heard.kind == HVI_GATE_STATE) {
+        ck_assert_msg(!hvi_deadline_passed(end), "%s has no roster", side->gate.start.name);
+        turn();
+    }
+    ck_assert_int_eq(heard.kind, HVI_GATE_NODE_ROSTER);
+    ck_assert_str_eq(heard.node_roster.job, job);
+    hvi_packet_msg_free(&roster);
+    ck_assert_int_eq(hvi_packet_msg_decode(heard.node_roster.roster, heard.node_roster.roster_bytes,
+                                           &roster, NULL, 0),
+                     HVI_OK);
+    return &roster.engine_roster;
+}
+
+START_TEST(nodes_of_an_allow_list_meet_at_the_first_seed_and_have_the_lists_names)
+{
+    prepare_seeds();
+    for (int i = 0; i < 2; i++)
+        open_seed(i);
+    open_node(2);
+    for (int i = 0; i < 2; i++) {
+        wait_named(&sides[i], "gamma", "joined");
+        wait_named(&sides[i], node_names[1 - i], "joined");
+    }
+    ck_assert_str_eq(row_named(&sides[0], "gamma")->version, HVD_VERSION_TEXT);
+    for (int i = 0; i < SIDES; i++)
+        register_at(&sides[i], "job", 1, i, SIDES);
+    for (int i = 0; i < SIDES; i++) {
+        struct hvi_engine_roster *got = hear_seeds_roster(&sides[i], "job");
+        ck_assert_msg(got->status == HVI_OK, "%s", got->text);
+        ck_assert_uint_eq(got->node_count, SIDES);
+        ck_assert_str_eq(got->nodes[1].name, "127.0.0.2");
+        ck_assert_str_eq(got->nodes[2].name, "gamma");
+    }
+    ck_assert_str_eq(row_named(&sides[0], "gamma")->jobs, "job");
+    ck_assert_str_eq(row_named(&sides[1], "gamma")->jobs, "");
+}
+END_TEST
+
+START_TEST(a_job_that_waits_at_a_seed_that_goes_meets_at_the_next_one)
+{
+    prepare_seeds();
+    for (int i = 0; i < 2; i++)
+        open_seed(i);
+    open_node(2);
+    wait_named(&sides[0], "gamma", "joined");
+    wait_named(&sides[0], "127.0.0.2", "joined");
+    wait_named(&sides[1], "gamma", "joined");
+    register_at(&sides[2], "job", 1, 1, 2);
+    while (strcmp(row_named(&sides[0], "gamma")->jobs, "job") != 0)
+        turn();
+    gate_mesh_close(&sides[0].gate);
+    register_at(&sides[1], "job", 1, 0, 2);
+    ck_assert_int_eq(hear_seeds_roster(&sides[1], "job")->status, HVI_OK);
+    ck_assert_int_eq(hear_seeds_roster(&sides[2], "job")->status, HVI_OK);
+    wait_named(&sides[1], "127.0.0.1", "absent");
+    open_seed(0); /* it is back, and the first again */
+    wait_named(&sides[0], "gamma", "joined");
+    register_at(&sides[2], "next", 2, 1, 2);
+    register_at(&sides[0], "next", 2, 0, 2);
+    ck_assert_int_eq(hear_seeds_roster(&sides[0], "next")->status, HVI_OK);
+    ck_assert_int_eq(hear_seeds_roster(&sides[2], "next")->status, HVI_OK);
+}
+END_TEST
+
+START_TEST(a_node_that_is_not_allowed_is_told_so_and_comes_in_when_it_is_and_goes_when_it_is_not)
+{
+    prepare_seeds();
+    disallow(0, 2);
+    disallow(2, 1);
+    open_seed(0);
+    open_node(2);
+    wait_log("a node whose key is not in the allow-list was refused; if it is one of yours, say "
+             "here: hvdctl key allow NAME '",
+             1);
+    wait_log("it does not allow this node's key; say there: hvdctl key allow NAME KEY", 1);
+    wait_log("the allow-list has no key of 127.0.0.2; say here: hvdctl key allow 127.0.0.2 KEY", 1);
+    ck_assert_ptr_null(row_named(&sides[0], "gamma"));
+    allow(0, 2);
+    wait_named(&sides[0], "gamma", "joined");
+    disallow(0, 2);
+    wait_log("a node that is no longer in the allow-list is forgotten", 1);
+    ck_assert_ptr_null(row_named(&sides[0], "gamma"));
+    wait_log("a node that is no longer in the allow-list was refused", 1);
+    ck_assert_ptr_null(row_named(&sides[0], "gamma"));
+}
+END_TEST
+
+START_TEST(seeds_that_are_none_are_named)
+{
+    static const struct {
+        const char *seeds, *text;
+    } wrong[] = {{"9600", "mesh-seeds: \"9600\" is no HOST:PORT"},
+                 {" , ", "mesh-seeds names no node"},
+                 {"a:1,b:1,c:1,d:1,e:1", "mesh-seeds names more than 4 nodes"}};
+
+    prepare_seeds();
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+        struct hvi_gate_start *start = &sides[2].gate.start;
+        snprintf(start->mesh_seeds, sizeof(start->mesh_seeds), "%s", wrong[i].seeds);
+        open_mesh(&sides[2]);
+        hear(&sides[2], HVI_GATE_STATE);
+        ck_assert_int_eq(heard.state.status, HVI_ERR_INVALID);
+        ck_assert_str_eq(heard.state.text, wrong[i].text);
+        gate_mesh_close(&sides[2].gate);
+    }
+}
+END_TEST
+
+static void add_seeds(Suite *suite)
+{
+    TCase *tcase = tcase_create("seeds");
+
+    tcase_set_timeout(tcase, 30);
+    tcase_add_checked_fixture(tcase, setup, teardown);
+    tcase_add_test(tcase, nodes_of_an_allow_list_meet_at_the_first_seed_and_have_the_lists_names);
+    tcase_add_test(tcase, a_job_that_waits_at_a_seed_that_goes_meets_at_the_next_one);
+    tcase_add_test(
+        tcase,
+        a_node_that_is_not_allowed_is_told_so_and_comes_in_when_it_is_and_goes_when_it_is_not);
+    tcase_add_test(tcase, seeds_that_are_none_are_named);
+    suite_add_tcase(suite, tcase);
+}
+
 static void add_meeting(Suite *suite)
 {
     TCase *tcase = tcase_create("meet");
@@ -1135,6 +1361,7 @@ int main(void)
 
     add_meeting(suite);
     add_failures(suite);
+    add_seeds(suite);
     add_liars(suite);
     return hvt_run_suite(suite);
 }

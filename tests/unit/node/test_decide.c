@@ -153,7 +153,7 @@ START_TEST(a_job_on_several_nodes_is_refused)
         "rank 3 of job 'train' is one of 4 ranks on 2 nodes (local_size 2, cross_size 2), "
         "and this hvdd has no mesh to other nodes; start the job with hvdrun -H, or set "
         "HVD_RENDEZVOUS to the name of one of its machines and HVD_KEY_FILE to keys that `hvdctl "
-        "key new` has made, or start hvdd with --mesh-listen or --mesh-join");
+        "key new` has made, or start hvdd with --mesh-seeds, --mesh-listen or --mesh-join");
     strcpy(request.origin, "hvdrun");
     ck_assert_int_eq(decide(3), HVI_ERR_UNSUPPORTED);
     ck_assert_ptr_nonnull(strstr(

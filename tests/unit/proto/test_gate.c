@@ -54,7 +54,8 @@ static void sample_gate(enum hvi_gate_kind kind)
                                              .start_timeout_ns = UINT64_MAX,
                                              .max_admin = UINT32_MAX,
                                              .max_admin_per_user = UINT32_MAX,
-                                             .admin_rate_per_user = UINT32_MAX};
+                                             .admin_rate_per_user = UINT32_MAX,
+                                             .mesh_seeds = "n1:9600,n2:9600"};
         break;
     case HVI_GATE_ASK:
         gate.ask = (struct hvi_gate_ask){
@@ -100,14 +101,20 @@ static void sample_mesh(enum hvi_mesh_kind kind)
                                  .text = "why",
                                  .kind = kind};
     if (kind == HVI_MESH_HELLO)
-        mesh.hello =
-            (struct hvi_mesh_hello){.name = "n1", .announced = "10.0.0.1", .dialed = "n2:9600"};
+        mesh.hello = (struct hvi_mesh_hello){
+            .name = "n1", .announced = "10.0.0.1", .dialed = "n2:9600", .version = "0.1"};
     if (kind == HVI_MESH_NODE_REGISTER)
         mesh.node_register = registration;
     if (kind == HVI_MESH_NODE_WITHDRAW)
         mesh.node_withdraw = withdrawal;
     if (kind == HVI_MESH_NODE_ROSTER)
         mesh.node_roster = roster;
+    if (kind == HVI_MESH_QUESTION)
+        mesh.question = (struct hvi_mesh_question){
+            .ticket = UINT64_MAX, .request = UINT64_MAX, .what = UINT32_MAX};
+    if (kind == HVI_MESH_REPLY)
+        mesh.reply = (struct hvi_mesh_reply){
+            .ticket = 5, .part = data, .part_bytes = HVI_GATE_PART_MAX, .more = true};
 }
 
 static int encode_gate(void)
@@ -145,9 +152,9 @@ END_TEST
 
 START_TEST(each_message_of_the_mesh_arrives_as_it_was_sent)
 {
-    static const enum hvi_mesh_kind kinds[] = {HVI_MESH_NONE, HVI_MESH_HELLO,
-                                               HVI_MESH_NODE_REGISTER, HVI_MESH_NODE_WITHDRAW,
-                                               HVI_MESH_NODE_ROSTER};
+    static const enum hvi_mesh_kind kinds[] = {
+        HVI_MESH_NONE,        HVI_MESH_HELLO,    HVI_MESH_NODE_REGISTER, HVI_MESH_NODE_WITHDRAW,
+        HVI_MESH_NODE_ROSTER, HVI_MESH_QUESTION, HVI_MESH_REPLY};
     sample_mesh(kinds[_i]);
     ck_assert_int_eq(encode_mesh(), HVI_OK);
     ck_assert_msg(decode_mesh() == HVI_OK, "%s", text);
@@ -349,7 +356,7 @@ int main(void)
     tcase_add_checked_fixture(tests, setup, NULL);
     tcase_add_loop_test(tests, each_message_of_a_gate_arrives_as_it_was_sent, HVI_GATE_START,
                         HVI_GATE_KIND_END);
-    tcase_add_loop_test(tests, each_message_of_the_mesh_arrives_as_it_was_sent, 0, 5);
+    tcase_add_loop_test(tests, each_message_of_the_mesh_arrives_as_it_was_sent, 0, 7);
     tcase_add_test(tests, what_a_message_carries_is_a_copy);
     tcase_add_test(tests, a_message_that_is_cut_is_refused_with_a_word);
     tcase_add_test(tests, a_message_with_a_wrong_byte_is_refused_or_in_bounds);

@@ -526,6 +526,7 @@ void hvt_request_sample(unsigned index, struct hvi_admin_request *request_p)
         request_p->of_gate = request_p->of_owner = true;
         request_p->owner = UINT32_MAX;
     }
+    request_p->of_mesh = request_p->kind == HVI_ADMIN_JOBS;
     if (request_p->kind == HVI_ADMIN_STALLS)
         request_p->min_age_ns = UINT64_MAX;
     if (request_p->kind == HVI_ADMIN_TRACE) {
@@ -575,6 +576,7 @@ static struct hvi_job_row *job_rows(size_t count)
         rows[i].withheld = true;
         rows[i].engine_pid = INT32_MAX;
         FILL(rows[i].state, true);
+        FILL(rows[i].node, true);
     }
     return rows;
 }
@@ -604,6 +606,8 @@ static struct hvi_mesh_row *mesh_rows(size_t count)
         FILL(rows[i].address, false);
         FILL(rows[i].state, true);
         FILL(rows[i].jobs, true);
+        FILL(rows[i].version, true);
+        rows[i].joined_ns = UINT64_MAX;
     }
     return rows;
 }

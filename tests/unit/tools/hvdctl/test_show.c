@@ -66,21 +66,52 @@ START_TEST(of_another_users_job_the_table_tells_no_figures)
 }
 END_TEST
 
+START_TEST(jobs_of_the_mesh_have_a_node_and_nothing_that_engines_know)
+{
+    struct ctl ctl = hvt_ctl();
+    struct hvd_admin_job theirs = hvt_jobs[0];
+    const struct hvd_admin_job *const rows[] = {&theirs};
+    struct hvd_admin_answer reply = {.jobs = rows, .job_count = 1};
+    theirs.withheld = true;
+    theirs.node = "n1";
+    ctl.of_mesh = true;
+    ctl_show_jobs(&ctl, &reply);
+    EXPECT(ctl, "NODE  JOB     GEN  USER  STATE    RANKS        AGE  ENGINE\n"
+                "n1    digits    1  root  running    4/4  1 min 5 s    4712\n");
+}
+END_TEST
+
 START_TEST(nodes_are_a_table_and_a_missing_mesh_a_sentence)
 {
     struct hvd_admin_node rows[] = {
-        {.name = "a", .address = "192.0.2.1", .port = 9600, .state = "listens", .jobs = "x, y"},
-        {.name = "b", .address = "192.0.2.2", .state = "joined", .heard_ns = 1500000, .jobs = "x"},
-        {.name = "c", .address = "", .state = "refused", .heard_ns = 65000000000ull, .jobs = ""},
+        {.name = "a",
+         .address = "192.0.2.1",
+         .port = 9600,
+         .state = "listens",
+         .jobs = "x, y",
+         .version = "0.1.0"},
+        {.name = "b",
+         .address = "192.0.2.2",
+         .state = "joined",
+         .heard_ns = 1500000,
+         .joined_ns = 65000000000ull,
+         .jobs = "x",
+         .version = "0.2.0"},
+        {.name = "c",
+         .address = "",
+         .state = "refused",
+         .heard_ns = 65000000000ull,
+         .jobs = "",
+         .version = ""},
     };
     const struct hvd_admin_node *const list[] = {&rows[0], &rows[1], &rows[2]};
     struct ctl ctl = hvt_ctl();
     struct hvd_admin_answer reply = {.text = "", .nodes = list, .node_count = 3};
     ctl_show_nodes(&ctl, &reply);
-    EXPECT(ctl, "NODE  ADDRESS    PORT  STATE        HEARD  JOBS\n"
-                "a     192.0.2.1  9600  listens          -  x, y\n"
-                "b     192.0.2.2     -  joined      1.5 ms  x\n"
-                "c     -             -  refused  1 min 5 s\n");
+    EXPECT(ctl, "NODE  ADDRESS    PORT  STATE    VERSION      SINCE      HEARD  JOBS\n"
+                "a     192.0.2.1  9600  listens  0.1.0            -          -  x, y\n"
+                "b     192.0.2.2     -  joined   0.2.0    1 min 5 s     1.5 ms  x\n"
+                "c     -             -  refused  -                -  1 min 5 s\n");
     ctl = hvt_ctl();
     reply = (struct hvd_admin_answer){.text = "this hvdd has no mesh"};
     ctl_show_nodes(&ctl, &reply);
@@ -317,6 +348,7 @@ int main(void)
 {
     Suite *suite = suite_create("tools/hvdctl/show");
     TCase *tests = tcase_create("show");
+    tcase_add_test(tests, jobs_of_the_mesh_have_a_node_and_nothing_that_engines_know);
     tcase_add_test(tests, nodes_are_a_table_and_a_missing_mesh_a_sentence);
     tcase_add_test(tests, status_is_a_short_list);
     tcase_add_test(tests, lost_log_lines_are_mentioned_only_when_there_are_any);

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""hvdds that are in a mesh by mesh-seeds: each has a key of its own, and a list of those that it allows. On the loopback, with engines
+that only say what the rendezvous told them."""
+import os
+import pathlib
+import signal
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from hvt import Daemon, procs, wait_until
+from hvt.build import BUILD, program
+from test_mesh import attached, check_met, epochs, free_port
+
+ENGINE = BUILD / "tests" / "hvt_fake_engine"
+SEEDS = ("127.0.0.1", "127.0.0.2")
+NAMES = (*SEEDS, "n3")
+
+
+def hvdctl(*words: object, said: str = "") -> str:
+    """What hvdctl prints."""
+    done = subprocess.run([program("hvdctl"), *map(str, words)], check=True, capture_output=True, text=True, input=said)
+    return done.stdout
+
+
+def make_keys(folder: pathlib.Path, names: tuple[str, ...] = NAMES) -> dict[str, pathlib.Path]:
+    """A folder of keys for each node; all allow each other, as `hvdctl key show | hvdctl key allow NAME -` does it."""
+    folders = {name: folder / f"keys-{name}" for name in names}
+    for name, own in folders.items():
+        hvdctl("key", "new", "--node", name, "--dir", own)
+    for name, own in folders.items():
+        shown = hvdctl("key", "show", "--dir", own)
+        for other in folders.values():
+            hvdctl("key", "allow", name, "-", "--dir", other, said=shown)
+    return folders
+
+
+@pytest.fixture(name="node")
+def _node(tmp_path: pathlib.Path) -> Callable[..., Daemon]:
+    """Makes the hvdd of a node by its name."""
+    folders, port = make_keys(tmp_path), free_port()
+
+    def make(name: str, **options: Any) -> Daemon:
+        mesh = {"engine": ENGINE, "mesh-seeds": ",".join(f"{seed}:{port}" for seed in SEEDS), "mesh-key": folders[name]}
+        if name in SEEDS:
+            mesh["mesh-listen"] = f"{name}:{port}"
+        daemon = Daemon(options=mesh | {key.replace("_", "-"): value for key, value in options.items()})
+        daemon.allow("mesh-not-joined")  # of a seed that is not there yet
+        return daemon
+
+    make.folders = folders
+    return make
+
+
+def states(daemon: Daemon) -> dict[str, str]:
+    """What this hvdd says of each node."""
+    return {row["name"]: row["state"] for row in daemon.ctl.json("nodes")["nodes"]}
+
+
+def await_mesh(*daemons: Daemon, first: str = SEEDS[0]) -> None:
+    """Until each says that all are there, as the first seed does."""
+    wanted = {name: "listens" if name == first else "joined" for name in NAMES}
+    for daemon in daemons:
+        wait_until(lambda daemon=daemon: states(daemon) == wanted, lambda daemon=daemon: f"the mesh: {states(daemon)}", 10, 0.05)
+
+
+def test_every_node_knows_the_others_and_all_jobs(node):
+    with node(SEEDS[0]) as first, node(SEEDS[1]) as second, node("n3") as third:
+        nodes = (first, second, third)
+        await_mesh(*nodes)
+        for daemon in nodes:
+            rows = {row["name"]: row for row in daemon.ctl.json("nodes")["nodes"]}
+            assert len({row["version"] for row in rows.values()}) == 1 and rows["n3"]["version"]
+            assert rows["n3"]["joined_ns"] > 0 and rows[SEEDS[0]]["port"] > 0
+        with attached(second, "wide", [0, 1], 4), attached(third, "wide", [3, 2], 4), attached(third, "narrow", [0], 1):
+            check_met(second, third, "wide")
+            for daemon in nodes:
+                jobs = daemon.ctl.json("job", "list", "--mesh")["jobs"]
+                assert sorted((row["node"], row["job"], row["attached"], row["size"]) for row in jobs) == \
+                    [(SEEDS[1], "wide", 2, 4), ("n3", "narrow", 1, 1), ("n3", "wide", 2, 4)]
+                assert all(row["withheld"] and row["uid"] == os.getuid() for row in jobs)
+            assert "n3" in first.ctl.run("jobs", "--mesh").stdout
+
+
+def test_jobs_meet_wherever_a_seed_is_and_running_ones_do_not_notice(node):
+    with node(SEEDS[0]) as first, node(SEEDS[1]) as second, node("n3") as third:
+        await_mesh(first, second, third)
+        for daemon in (second, third):
+            daemon.allow("gate-ended")
+        with attached(second, "runs", [0], 2), attached(third, "runs", [1], 2):
+            check_met(second, third, "runs")
+            with attached(third, "waits", [1], 2):
+                wait_until(lambda: any("waits" in row["jobs"] for row in first.ctl.json("nodes")["nodes"]), "it to register")
+                first.kill()
+                wait_until(lambda: not procs.with_token(first.token, str(first.address)), "its gate to end")
+                with attached(second, "waits", [0], 2):
+                    check_met(second, third, "waits")
+            assert states(third)[SEEDS[0]] == "absent"
+            os.kill(third.gate(), signal.SIGKILL)
+            first.start()
+            await_mesh(first, second, third)
+            with attached(first, "new", [0], 2), attached(third, "new", [1], 2):
+                check_met(first, third, "new")
+            assert [line.pairs["job"] for line in third.lines("roster") if line.pairs["status"] == "0"] == ["runs", "waits", "new"]
+        assert len(set(epochs(third))) == 3
+
+
+def test_a_stranger_is_refused_by_both_until_it_is_allowed(node, tmp_path):
+    stranger = tmp_path / "stranger"
+    hvdctl("key", "new", "--node", "n4", "--dir", stranger)
+    for seed in SEEDS:
+        key = (node.folders[seed] / "allow" / seed).read_text(encoding="ascii")
+        hvdctl("key", "allow", seed, "-", "--dir", stranger, said=key)
+    with node(SEEDS[0]) as first, node("n3", mesh_key=stranger) as fourth:
+        refused = first.expect_line("mesh-refused", "a node whose key is not in the allow-list was refused")
+        shown = hvdctl("key", "show", "--dir", stranger).strip()
+        assert f"hvdctl key allow NAME '{shown}'" in refused.text
+        fourth.expect_line("mesh-not-joined", "it does not allow this node's key; say there: hvdctl key allow NAME KEY")
+        assert "n4" not in states(first) and states(first)["n3"] == "absent"
+        assert "does not allow" in fourth.ctl.json("nodes")["note"]
+        hvdctl("key", "allow", "n4", shown, "--dir", node.folders[SEEDS[0]])
+        wait_until(lambda: states(first).get("n4") == "joined", "the node to come in", 10)
+        wait_until(lambda: states(fourth).get("n4") == "joined", "it to know", 5)
+
+
+def test_what_is_wrong_with_keys_is_a_sentence_that_says_what_to_do(tmp_path):
+    def start() -> str:
+        done = subprocess.run([program("hvdd"), "--private", f"--runtime-dir={tmp_path}/run", "--mesh-seeds=127.0.0.1:9600",
+                               f"--mesh-key={tmp_path}/keys"], capture_output=True, text=True, timeout=20, check=False,
+                              stdin=subprocess.DEVNULL)
+        assert done.returncode == 1
+        return done.stderr
+
+    assert f"the key of this node, {tmp_path}/keys/node.key, cannot be used: No such file or directory; make this node's key " \
+           "with `hvdctl key new --node`" in start()
+    hvdctl("key", "new", "--node", "n1", "--dir", tmp_path / "keys")
+    (tmp_path / "keys" / "node.key").chmod(0o640)
+    assert "others may read it" in start()
+    (tmp_path / "keys" / "node.key").chmod(0o600)
+    (tmp_path / "keys" / "allow").chmod(0o777)
+    assert "others may write it" in start()
