@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """hvdds that are in a mesh by mesh-seeds: each has a key of its own, and a list of those that it allows. On the loopback, with engines
 that only say what the rendezvous told them."""
+import contextlib
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from hvt import Daemon, procs, wait_until
+from hvt import SERVICE, Daemon, Rank, as_service, procs, wait_until
 from hvt.build import BUILD, program
 from test_mesh import attached, check_met, epochs, free_port
 
@@ -141,3 +144,79 @@ def test_what_is_wrong_with_keys_is_a_sentence_that_says_what_to_do(tmp_path):
     (tmp_path / "keys" / "node.key").chmod(0o600)
     (tmp_path / "keys" / "allow").chmod(0o777)
     assert "others may write it" in start()
+
+
+# ---- whole jobs, with engines and ranks, on nodes of their own ----
+
+
+def open_wide(daemons: list[Daemon], job: str, user: int | None = None) -> list[Rank]:
+    """A rank on each node, by what a launcher says of itself: no address of anything."""
+    ranks = [daemon.rank(environment={"HVD_RANK": str(number), "HVD_SIZE": str(len(daemons)), "HVD_LOCAL_RANK": "0", "HVD_LOCAL_SIZE": "1"},
+                         user=user)
+             for number, daemon in enumerate(daemons)]
+    for rank in ranks:
+        rank.post("open", job=job)
+    for rank in ranks:
+        outcome = rank.collect_outcome()
+        assert outcome.ok, outcome
+    return ranks
+
+
+def check_sum(ranks: list[Rank], name: str) -> None:
+    """An allreduce of all."""
+    ops = [rank.submit("allreduce", name, dtype="int32", reduce_op="sum", dims=[1], data=bytes([1, 0, 0, 0])) for rank in ranks]
+    for rank, op in zip(ranks, ops):
+        outcome = rank.wait(op, want_output=True)
+        assert outcome.ok and outcome.data == bytes([len(ranks), 0, 0, 0]), outcome
+
+
+def test_a_job_needs_no_address_and_outlives_every_hvdd_and_gate_one_after_the_other(make_nodes):
+    nodes = make_nodes(2)
+    folders = make_keys(nodes.shared, ("n1", "n2"))
+    with contextlib.ExitStack() as stack:
+        daemons = [stack.enter_context(Daemon(node=node, options={"mesh-seeds": "n1:9600,n2:9600", "mesh-key": folders[f"n{number}"]}))
+                   for number, node in enumerate(nodes, 1)]
+        for daemon in daemons:
+            daemon.allow("mesh-not-joined", "gate-ended")
+        ranks = open_wide(daemons, "steady")
+        check_sum(ranks, "before")
+        for number, daemon in enumerate(daemons):
+            daemon.kill()
+            check_sum(ranks, f"without {number}")
+            daemon.start()
+            os.kill(wait_until(daemon.gate, "a gate"), signal.SIGKILL)
+            wait_until(daemon.jobs, "the engine to say hello to the new hvdd")
+            check_sum(ranks, f"with {number}")
+        wait_until(lambda: sorted(states(daemons[1]).values()) == ["joined", "listens"], "the mesh", 10)
+        assert sorted((row["node"], row["job"]) for row in daemons[1].ctl.json("jobs", "--mesh")["jobs"]) == \
+            [("n1", "steady"), ("n2", "steady")]
+        check_sum(open_wide(daemons, "next"), "first")
+        check_sum(ranks, "after")
+
+
+@pytest.fixture(name="open_path")
+def _open_path() -> Iterator[pathlib.Path]:
+    """A folder that every user may enter."""
+    with tempfile.TemporaryDirectory(prefix="hvt-keys-") as name:
+        os.chmod(name, 0o755)
+        yield pathlib.Path(name)
+
+
+def test_a_uid_means_the_same_on_all_nodes_of_one_allow_list(open_path):
+    """Jobs of one id and two users, on services: each user's ranks meet, and only they."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can be several users")
+    folders, port = make_keys(open_path, SEEDS), free_port()
+    with contextlib.ExitStack() as stack:
+        daemons = []
+        for name, folder in folders.items():
+            shutil.chown(folder / "node.key", SERVICE, SERVICE)
+            options = {"private": "no", "admin-mode": "0666", "mesh-seeds": ",".join(f"{seed}:{port}" for seed in SEEDS),
+                       "mesh-listen": f"{name}:{port}", "mesh-key": folder}
+            daemons.append(stack.enter_context(Daemon(options=options, user=as_service(), folder_mode=0o755)))
+            daemons[-1].allow("mesh-not-joined")
+        theirs, others = open_wide(daemons, "same", user=2001), open_wide(daemons, "same", user=2002)
+        for ranks in (theirs, others):
+            check_sum(ranks, "sum")
+        jobs = daemons[1].ctl.json("jobs", "--mesh", user=2001)["jobs"]
+        assert sorted((row["node"], row["uid"]) for row in jobs) == [(seed, uid) for seed in SEEDS for uid in (2001, 2002)]
