@@ -22,6 +22,7 @@
  * number is the ticket of its request, and differs from those of an earlier gate. */
 #include "daemon/gate/gate.h"
 
+#include "base/discard.h"
 #include "base/limits.h"
 #include "base/pace.h"
 #include "base/status.h"
@@ -88,6 +89,7 @@ struct gate_admin {
     struct gate_users users;
     uint64_t last_number;
     uint64_t limit_logged_ns, limit_refused;
+    struct hvi_discard discard;
 };
 
 static void look_again(struct gate_admin *admin)
@@ -109,7 +111,7 @@ static void connection_free(struct connection *connection)
     gate_zmtp_fini(&connection->zmtp);
     gate_events_fini(&connection->events);
     free(connection->body);
-    close(connection->fd);
+    hvi_discard_stream(&admin->discard, connection->fd);
     free(connection);
 }
 
@@ -479,12 +481,25 @@ static int on_again(sd_event_source *source, void *user)
     return 0;
 }
 
+/* How many bytes come before the first descriptor that a peer has sent; 0: one comes first. ZeroMQ sends none. Where a
+ * message with one were received, the gate would have to close it (base/discard.h). Negative: as recv(2). */
+static ssize_t look(int fd, unsigned char *bytes, size_t room)
+{
+    struct iovec iov = {.iov_base = bytes, .iov_len = room};
+    struct msghdr header = {.msg_iov = &iov, .msg_iovlen = 1};
+    ssize_t length = recvmsg(fd, &header, MSG_PEEK | MSG_DONTWAIT);
+
+    return length > 0 && (header.msg_flags & MSG_CTRUNC) != 0 ? 0 : length;
+}
+
 static void read_on(struct connection *connection)
 {
     size_t room;
     unsigned char *bytes = gate_zmtp_room(&connection->zmtp, &room);
-    ssize_t length = bytes == NULL ? 0 : recv(connection->fd, bytes, room, MSG_DONTWAIT);
+    ssize_t length = bytes == NULL ? 0 : look(connection->fd, bytes, room);
 
+    if (length > 0)
+        length = recv(connection->fd, bytes, (size_t)length, MSG_DONTWAIT);
     if (length > 0)
         gate_zmtp_filled(&connection->zmtp, (size_t)length);
     else if (length == 0 || (errno != EAGAIN && errno != EINTR))
@@ -723,6 +738,7 @@ int gate_admin_open(struct gate *gate, int listen_fd)
     }
     gate->admin = admin;
     admin->fd = listen_fd;
+    admin->discard.event = gate->event;
     admin->last_number = hvi_clock_ns();
     if (sd_event_add_defer(gate->event, &admin->again, on_again, gate) >= 0 &&
         sd_event_add_time_relative(gate->event, &admin->resume, CLOCK_MONOTONIC, 0, SLACK_US,
@@ -745,6 +761,7 @@ void gate_admin_close(struct gate *gate)
     sd_event_source_disable_unref(admin->again);
     while (admin->connections != NULL)
         connection_free(admin->connections);
+    hvi_discard_close(&admin->discard);
     gate_users_fini(&admin->users);
     close(admin->fd);
     gate->admin = NULL;

@@ -33,9 +33,14 @@ static bool link_is_socket(void)
     return getsockopt(LINK_FD, SOL_SOCKET, SO_TYPE, &type, &length) == 0 && type == SOCK_SEQPACKET;
 }
 
-/* hvdd decides when the gate ends, not a terminal. */
+/* hvdd decides when the gate ends, not a terminal. SIGCHLD: for base/discard.h, before the first thread. */
 static void set_signals(void)
 {
+    sigset_t child;
+
+    sigemptyset(&child);
+    sigaddset(&child, SIGCHLD);
+    sigprocmask(SIG_BLOCK, &child, NULL);
     signal(SIGINT, SIG_IGN);
     signal(SIGHUP, SIG_IGN);
     signal(SIGPIPE, SIG_IGN);

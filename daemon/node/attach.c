@@ -52,7 +52,7 @@ static void pending_free(struct node_pending *pending)
     sd_event_source_disable_unref(pending->io);
     sd_event_source_disable_unref(pending->timer);
     if (pending->fd >= 0)
-        node_discard(&node->discard, pending->fd, pending->generation != NULL);
+        hvi_discard(&node->discard, pending->fd, pending->generation != NULL);
     if (pending->pidfd >= 0)
         close(pending->pidfd);
     free(pending->bytes);
@@ -411,7 +411,8 @@ static int timeline_pass_on(struct node_pending *pending, struct node_engine *en
     if (engine->link_fd < 0 ||
         hvi_packet_msg_encode(msg, node->encoded, sizeof(node->encoded), &length) != HVI_OK)
         return HVI_ERR_ENGINE_LOST;
-    pid = node_discard_fork(&node->discard, kept, 2, timeline_failed, node, pending->timeline);
+    pid = hvi_discard_fork(&node->discard, kept, 2, pending->peer.uid, timeline_failed, node,
+                           pending->timeline);
     if (pid != 0)
         return pid > 0 ? HVI_OK : HVI_ERR_DAEMON;
     if (hvi_packet_receive(pending->fd, &node->packet, 0) != HVI_OK || node->packet.fd_count != 1)
@@ -442,7 +443,10 @@ static void handle_timeline(struct node_pending *pending,
         status = request->start ? timeline_pass_on(pending, engine, &msg)
                                 : node_link_send(engine, &msg, NULL, 0);
         if (status == HVI_ERR_DAEMON)
-            snprintf(text, sizeof(text), "hvdd cannot fork a helper that passes the file on");
+            snprintf(
+                text, sizeof(text),
+                "hvdd cannot fork a helper that passes the file on, or this user's helpers all "
+                "wait for files that do not answer");
         else
             snprintf(text, sizeof(text), "job '%s' has just ended", request->job);
     }
@@ -615,7 +619,7 @@ static void refuse_at_once(struct node *node, int fd, const struct node_peer *pe
     node->counters.refused++;
     log_refusal(peer, HVI_ERR_DAEMON_LIMIT, text);
     send_refusal(node, fd, HVI_ERR_DAEMON_LIMIT, text);
-    node_discard(&node->discard, fd, false);
+    hvi_discard(&node->discard, fd, false);
 }
 
 static int64_t least(int64_t a, uint64_t b)
@@ -718,14 +722,14 @@ void node_attach_accept(struct node *node, int fd)
     int error;
 
     if (!node_listen_peer(fd, &peer)) {
-        node_discard(&node->discard, fd, false);
+        hvi_discard(&node->discard, fd, false);
         return;
     }
     if (has_hung_up(
             fd)) { /* nothing is spent on those of a flood, nor a helper on what they have said */
         log_gone(&peer);
         drop_messages(node, fd);
-        node_discard(&node->discard, fd, false);
+        hvi_discard(&node->discard, fd, false);
         return;
     }
     if (!may_say_hello(node, fd, &peer) && !make_room(node, &peer, text, sizeof(text))) {

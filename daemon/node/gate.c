@@ -402,7 +402,7 @@ static void forget(struct node *node)
     while (gate->outbox != NULL)
         drop_first(gate);
     if (gate->link_fd >= 0)
-        node_discard(&node->discard, gate->link_fd, false);
+        hvi_discard(&node->discard, gate->link_fd, false);
     if (gate->pidfd >= 0)
         close(gate->pidfd);
     gate->link_fd = gate->pidfd = -1;
@@ -601,7 +601,7 @@ static void end_gate(struct node *node)
         return;
     gate->exit = sd_event_source_disable_unref(gate->exit);
     gate->io = sd_event_source_disable_unref(gate->io);
-    node_discard(&node->discard, gate->link_fd, false);
+    hvi_discard(&node->discard, gate->link_fd, false);
     gate->link_fd = -1;
     if (poll(&ended, 1, END_MS) != 1)
         pidfd_send_signal(gate->pidfd, SIGKILL, NULL, 0);

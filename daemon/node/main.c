@@ -162,7 +162,7 @@ static void finish(struct node *node)
                           "hvdd is shutting down and takes no new sessions");
     node_gate_close(node);
     node_gpu_close(&node->gpu);
-    node_discard_close(&node->discard);
+    hvi_discard_close(&node->discard);
     node_link_forget_all(node);
     node_jobs_fini(&node->jobs);
     node_rundir_close(&node->rundir);

@@ -5,9 +5,9 @@
 #ifndef HVD_NODE_NODE_H
 #define HVD_NODE_NODE_H
 
+#include "base/discard.h"
 #include "base/pace.h"
 #include "daemon/node/config.h"
-#include "daemon/node/discard.h"
 #include "daemon/node/gpu.h"
 #include "daemon/node/job.h"
 #include "daemon/node/rundir.h"
@@ -94,7 +94,7 @@ struct node_engine {
     bool met;              /* the rendezvous has answered it */
     uint64_t region_bytes; /* as it has said last, with the next two: EngineReport */
     uint32_t regions, process_sets;
-    char *lost; /* how its first lost rank ended; NULL: none is lost */
+    char *lost;               /* how its first lost rank ended; NULL: none is lost */
 };
 
 /* A listening socket that the loop accepts from (listen.c). */
@@ -184,7 +184,7 @@ struct node {
 
     struct node_pending *pendings;
     uint32_t pending_count;
-    struct node_discard discard;
+    struct hvi_discard discard;
     struct node_jobs jobs;
     struct node_start
         starts[NODE_STARTS]; /* the one that was paid for first makes room for another user */

@@ -13,8 +13,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from hvt import Daemon, as_service, check_prompt, procs, program, wait_until, wire
+from hvt import Daemon, as_service, check_prompt, procs, program, stopped, wait_until, wire
 from hvt.job import Job
+from hvt.zmtp import GREETING, READY
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
 
@@ -36,10 +37,10 @@ def lingering():
         return one
 """
 LINGER = LINGERING + """
-path, plain, hostile, count = sys.argv[1], bytes.fromhex(sys.argv[2]), bytes.fromhex(sys.argv[3]), int(sys.argv[4])
+path, kind, plain, hostile, count = sys.argv[1], sys.argv[2], bytes.fromhex(sys.argv[3]), bytes.fromhex(sys.argv[4]), int(sys.argv[5])
 for _ in range(count):
     one = lingering()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as to:
+    with socket.socket(socket.AF_UNIX, getattr(socket, kind)) as to:
         to.connect(path)
         if plain:
             to.send(plain)
@@ -78,9 +79,9 @@ SENT = {"with an attach": (b"", ATTACH), "without a byte": (b"", b""), "with gar
 
 
 @contextlib.contextmanager
-def stranger(daemon: Daemon, plain: bytes, hostile: bytes) -> Iterator[None]:
+def stranger(path: pathlib.Path, plain: bytes, hostile: bytes, kind: str = "SOCK_SEQPACKET") -> Iterator[None]:
     """A process of another user that has sent these, with such a descriptor, five times."""
-    with subprocess.Popen([sys.executable, "-c", LINGER, str(daemon.attach_path), plain.hex(), hostile.hex(), "5"],
+    with subprocess.Popen([sys.executable, "-c", LINGER, str(path), kind, plain.hex(), hostile.hex(), "5"],
                           stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd="/", user=NOBODY, group=NOBODY,
                           extra_groups=[]) as process:
         try:
@@ -97,7 +98,7 @@ def test_a_descriptor_that_does_not_close_holds_up_no_other_user():
         rank = daemon.rank()
         before = len(procs.fds(daemon.pid))
         for kind, (plain, hostile) in SENT.items():
-            with stranger(daemon, plain, hostile):
+            with stranger(daemon.attach_path, plain, hostile):
                 began_ns = time.monotonic_ns()
                 outcome = rank.try_open("meanwhile", 0, 1, timeout_ms=5000)
                 assert outcome.ok, (kind, outcome)
@@ -106,6 +107,28 @@ def test_a_descriptor_that_does_not_close_holds_up_no_other_user():
                 wait_until(lambda: len(procs.fds(daemon.pid)) <= before, f"hvdd to keep nothing of a descriptor {kind}")
         assert daemon.ctl.json("status")["daemon"]["pid"] == daemon.pid
         job.check_usable()
+
+
+QUESTION = wire.message((1, wire.PROTOCOL_VERSION), (2, 7), (3, b""))
+SENT_TO_GATE = {"instead of a greeting": (b"", b"x"), "behind half of it": (GREETING[:20], GREETING[20:]),
+                "with a question": (GREETING + READY, bytes((0, len(QUESTION))) + QUESTION),
+                "behind a question": (GREETING + READY + bytes((0, len(QUESTION))) + QUESTION, b"x")}
+
+
+def test_a_descriptor_that_does_not_close_does_not_stop_the_gate():
+    """It stands still while they are sent, so that it is the last to have them."""
+    with Daemon(options={"private": "no", "admin-mode": "0666"}, folder_mode=0o755, user=as_service()) as daemon:
+        gate = daemon.gate()
+        before = len(procs.fds(gate))
+        for kind, (plain, hostile) in SENT_TO_GATE.items():
+            with contextlib.ExitStack() as stack:
+                with stopped(gate):
+                    stack.enter_context(stranger(daemon.admin_path, plain, hostile, "SOCK_STREAM"))
+                began_ns = time.monotonic_ns()
+                assert daemon.ctl.json("status")["daemon"]["pid"] == daemon.pid
+                check_prompt(f"hvdctl was answered after a descriptor {kind}", time.monotonic_ns() - began_ns, 500_000_000)
+                wait_until(lambda: len(procs.fds(gate)) <= before, f"the gate to keep nothing of a descriptor {kind}")
+        assert daemon.gate() == gate
 
 
 def taken_over(folder: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:

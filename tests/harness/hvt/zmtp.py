@@ -7,7 +7,9 @@ from hvt import wire
 from hvt.build import scaled
 from hvt.wire import connect_in_turn
 
-_GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+_READY = b"\x05READY" + b"\x0bSocket-Type" + (6).to_bytes(4, "big") + b"DEALER" + b"\x08Identity" + bytes(4)
+READY = bytes((4, len(_READY))) + _READY
 
 
 class Zmtp:
@@ -41,11 +43,9 @@ class Zmtp:
 
     def handshake(self) -> None:
         """Becomes a DEALER."""
-        self.send(_GREETING)
-        self._exactly(len(_GREETING))
-        kind = b"\x0bSocket-Type" + (6).to_bytes(4, "big") + b"DEALER"
-        body = b"\x05READY" + kind + b"\x08Identity" + bytes(4)
-        self.send(bytes((4, len(body))) + body)
+        self.send(GREETING)
+        self._exactly(len(GREETING))
+        self.send(READY)
         self.frame()
 
     def message(self, *parts: bytes) -> None:

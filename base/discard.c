@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "daemon/node/discard.h"
+#include "base/discard.h"
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -16,22 +16,25 @@
 #include <utlist.h>
 
 #define BATCH_NS    (50 * HVI_NS_MS)
-#define HELPERS_MAX 64u /* that have not ended yet */
+#define HELPERS_MAX 64u               /* that have not ended yet */
+#define WORKERS_MAX (HELPERS_MAX / 2) /* of these, for users (hvi_discard_fork) */
+#define WORKERS_OF  8u                /* for one of them */
 
-struct node_helper {
-    struct node_discard *discard;
-    struct node_helper *prev, *next;
+struct hvi_helper {
+    struct hvi_discard *discard;
+    struct hvi_helper *prev, *next;
     sd_event_source *exit;
-    void (*failed)(void *user, uint64_t number);
+    void (*failed)(void *user, uint64_t number); /* NULL: it closes connections */
     void *user;
     uint64_t number;
+    uint32_t uid;
 };
 
 /* ---- helpers ---- */
 
-static void helper_free(struct node_helper *helper)
+static void helper_free(struct hvi_helper *helper)
 {
-    struct node_discard *discard = helper->discard;
+    struct hvi_discard *discard = helper->discard;
 
     DL_DELETE(discard->helpers, helper);
     discard->helper_count--;
@@ -41,7 +44,7 @@ static void helper_free(struct node_helper *helper)
 
 static int on_end(sd_event_source *source, const siginfo_t *info, void *user)
 {
-    const struct node_helper helper = *(struct node_helper *)user;
+    const struct hvi_helper helper = *(struct hvi_helper *)user;
 
     (void)source;
     helper_free(user);
@@ -71,10 +74,10 @@ static void close_others(int *fds, uint32_t count)
     close_range((unsigned)next, ~0u, 0);
 }
 
-pid_t node_discard_fork(struct node_discard *discard, int *fds, uint32_t count,
-                        void (*failed)(void *user, uint64_t number), void *user, uint64_t number)
+static pid_t fork_helper(struct hvi_discard *discard, int *fds, uint32_t count,
+                         const struct hvi_helper *what)
 {
-    struct node_helper *helper =
+    struct hvi_helper *helper =
         discard->helper_count < HELPERS_MAX ? calloc(1, sizeof(*helper)) : NULL;
     pid_t pid = helper == NULL ? -1 : fork();
 
@@ -87,8 +90,8 @@ pid_t node_discard_fork(struct node_discard *discard, int *fds, uint32_t count,
         free(helper);
         return -1;
     }
-    *helper =
-        (struct node_helper){.discard = discard, .failed = failed, .user = user, .number = number};
+    *helper = *what;
+    helper->discard = discard;
     DL_APPEND(discard->helpers, helper);
     discard->helper_count++;
     /* Where it cannot be watched, it stays a zombie until hvdd ends, and counts. */
@@ -96,11 +99,27 @@ pid_t node_discard_fork(struct node_discard *discard, int *fds, uint32_t count,
     return pid;
 }
 
+pid_t hvi_discard_fork(struct hvi_discard *discard, int *fds, uint32_t count, uint32_t uid,
+                       void (*failed)(void *user, uint64_t number), void *user, uint64_t number)
+{
+    const struct hvi_helper what = {.failed = failed, .user = user, .number = number, .uid = uid};
+    const struct hvi_helper *helper;
+    uint32_t all = 0, own = 0;
+
+    DL_FOREACH(discard->helpers, helper)
+    {
+        all += helper->failed != NULL;
+        own += helper->failed != NULL && helper->uid == uid;
+    }
+    return all < WORKERS_MAX && own < WORKERS_OF ? fork_helper(discard, fds, count, &what) : -1;
+}
+
 /* ---- connections ---- */
 
-static void release_all(struct node_discard *discard)
+static void release_all(struct hvi_discard *discard)
 {
-    int pipe_fds[2], kept[NODE_DISCARDS_MAX + 1];
+    const struct hvi_helper what = {.failed = NULL};
+    int pipe_fds[2], kept[HVI_DISCARDS_MAX + 1];
     char byte;
     pid_t pid;
 
@@ -108,7 +127,7 @@ static void release_all(struct node_discard *discard)
         return;
     memcpy(kept, discard->fds, discard->count * sizeof(kept[0]));
     kept[discard->count] = pipe_fds[0];
-    pid = node_discard_fork(discard, kept, discard->count + 1, NULL, NULL, 0);
+    pid = fork_helper(discard, kept, discard->count + 1, &what);
     if (pid == 0) {
         while (read(pipe_fds[0], &byte, 1) < 0 && errno == EINTR) {
         }
@@ -125,7 +144,7 @@ static void release_all(struct node_discard *discard)
 
 static int on_batch(sd_event_source *source, uint64_t usec, void *user)
 {
-    struct node_discard *discard = user;
+    struct hvi_discard *discard = user;
 
     (void)usec;
     release_all(discard);
@@ -134,9 +153,9 @@ static int on_batch(sd_event_source *source, uint64_t usec, void *user)
     return 0;
 }
 
-static void release_soon(struct node_discard *discard)
+static void release_soon(struct hvi_discard *discard)
 {
-    if (hvi_clock_ns() - discard->released_ns >= BATCH_NS || discard->count == NODE_DISCARDS_MAX)
+    if (hvi_clock_ns() - discard->released_ns >= BATCH_NS || discard->count == HVI_DISCARDS_MAX)
         release_all(discard);
     if (discard->count == 0)
         return;
@@ -170,22 +189,13 @@ static bool is_empty(int fd)
     }
 }
 
-void node_discard(struct node_discard *discard, int fd, bool handed_over)
+static void release(struct hvi_discard *discard, int fd)
 {
-    char byte;
-
-    if (!handed_over)
-        shutdown(fd, SHUT_RD); /* nothing more can come */
-    if (handed_over ? recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0 && errno == EAGAIN
-                    : is_empty(fd)) {
-        close(fd);
-        return;
-    }
-    if (discard->count == NODE_DISCARDS_MAX)
+    if (discard->count == HVI_DISCARDS_MAX)
         release_soon(discard);
-    if (discard->count == NODE_DISCARDS_MAX) {
+    if (discard->count == HVI_DISCARDS_MAX) {
         HVI_LOG(HVI_LOG_ERROR, "discard", "no-helper",
-                "no helper can be forked to close connections of strangers; hvdd may have to wait",
+                "no helper can be forked to close connections of strangers, which may take long",
                 "helpers=%u", discard->helper_count);
         close(fd);
         return;
@@ -194,7 +204,31 @@ void node_discard(struct node_discard *discard, int fd, bool handed_over)
     release_soon(discard);
 }
 
-void node_discard_close(struct node_discard *discard)
+void hvi_discard(struct hvi_discard *discard, int fd, bool handed_over)
+{
+    char byte;
+
+    if (!handed_over)
+        shutdown(fd, SHUT_RD); /* nothing more can come */
+    if (handed_over ? recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) < 0 && errno == EAGAIN
+                    : is_empty(fd))
+        close(fd);
+    else
+        release(discard, fd);
+}
+
+void hvi_discard_stream(struct hvi_discard *discard, int fd)
+{
+    char byte;
+
+    shutdown(fd, SHUT_RD);
+    if (recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) <= 0)
+        close(fd);
+    else
+        release(discard, fd);
+}
+
+void hvi_discard_close(struct hvi_discard *discard)
 {
     release_all(discard);
     discard->batch = sd_event_source_disable_unref(discard->batch);
