@@ -3,8 +3,10 @@
 or where the message that holds it is thrown away. That process must not be hvdd, whoever has sent it: a stranger, or a gate that
 a stranger has taken over."""
 import contextlib
+import fcntl
 import os
 import pathlib
+import resource
 import signal
 import subprocess
 import sys
@@ -13,7 +15,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hvt import Daemon, as_service, check_prompt, procs, program, stopped, wait_until, wire
+from hvt import Daemon, Status, as_service, check_prompt, procs, program, stopped, wait_until, wire
 from hvt.job import Job
 from hvt.zmtp import GREETING, READY
 
@@ -129,6 +131,47 @@ def test_a_descriptor_that_does_not_close_does_not_stop_the_gate():
                 check_prompt(f"hvdctl was answered after a descriptor {kind}", time.monotonic_ns() - began_ns, 500_000_000)
                 wait_until(lambda: len(procs.fds(gate)) <= before, f"the gate to keep nothing of a descriptor {kind}")
         assert daemon.gate() == gate
+
+
+def sealed(size: int) -> int:
+    """A memfd as the engine wants it."""
+    fd = os.memfd_create("hvt-sealed", os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, size)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+    return fd
+
+
+def test_descriptors_that_a_trainer_does_not_read_keep_no_other_user_out():
+    """The kernel counts those on their way by the user that has sent them: here the engines' one."""
+    files = 192
+    with Daemon(options={"private": "no", "admin-mode": "0666"}, folder_mode=0o755, user=as_service(),
+                preexec=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))) as daemon:
+        daemon.allow("rank-lost", "session-ended", "rank-ended", "attach-refused")
+        job = Job(daemon, 2)
+        os.seteuid(NOBODY)
+        try:
+            raw = [wire.Raw(daemon.attach_path) for _ in range(2)]
+        finally:
+            os.seteuid(0)
+        with raw[0], raw[1]:
+            region = sealed(8192)
+            for rank, one in enumerate(raw):
+                one.send(wire.attach_request("theirs", rank, 2))
+                reply = one.attach_reply()
+                assert reply.status == Status.OK, reply.text
+                for fd in reply.descriptors:
+                    os.close(fd)
+            raw[0].send(wire.field(wire.REGION_ADD, wire.message((1, 1), (2, 1), (3, 8192))), [region])
+            assert wire.decode(wire.decode(raw[0].receive()[0])[wire.ACK][0])[2] == [0]
+            os.close(region)
+            for _ in range(2 * files):
+                raw[1].send(wire.field(wire.PEER_ASK, wire.message((1, 0), (2, 1))))
+            wait_until(lambda: daemon.ctl.json("ranks", "theirs", user=NOBODY)["ranks"], "the engine to have read it")
+            rank = daemon.rank()
+            outcome = rank.try_open("meanwhile", 0, 1, timeout_ms=5000)
+            assert outcome.ok, outcome
+            rank.close()
+        job.check_usable()
 
 
 def taken_over(folder: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:

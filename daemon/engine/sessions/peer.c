@@ -7,6 +7,20 @@
 #include "base/log.h"
 #include "base/status.h"
 
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
+
+/* What a session may leave unread. The kernel bounds the descriptors that one user's processes have sent and that are not
+ * received, and engines of several users' jobs may be one user's processes. */
+#define UNREAD_MAX (64 * 1024)
+
+static bool has_much_unread(const struct engine_session *session)
+{
+    int unread = 0;
+
+    return ioctl(session->socket_fd, SIOCOUTQ, &unread) == 0 && unread > UNREAD_MAX;
+}
+
 static int answer(const struct engine_session *asker, int32_t rank, uint32_t region, uint64_t bytes,
                   int fd)
 {
@@ -23,7 +37,7 @@ void engine_peer_show(struct engine_session *session, const struct hvi_peer_ask 
     const struct engine_session *owner = peer ? peer->session : NULL;
     struct engine_region *region = owner ? engine_regions_find(&owner->regions, ask->region) : NULL;
     bool there = !sessions->slots->apart && region && region->map.fd >= 0 &&
-                 session->seat.n < HVI_SLOT_RANKS;
+                 session->seat.n < HVI_SLOT_RANKS && !has_much_unread(session);
     int sent = answer(session, ask->rank, ask->region, there ? region->map.bytes : 0,
                       there ? region->map.fd : -1);
 
