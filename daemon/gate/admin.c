@@ -562,14 +562,14 @@ static void sweep(struct gate_admin *admin, struct gate_user *user)
     }
 }
 
-/* Of the user that has most, more than `count`: its oldest connection without a handshake. NULL: there is none. */
+/* Of the user that has most, more than `count`: its oldest connection that has no request under way. NULL: there is none. */
 static struct connection *find_greediest(const struct gate_admin *admin, uint32_t count)
 {
     struct connection *connection, *found = NULL;
 
     DL_FOREACH(admin->connections, connection)
     {
-        if (connection->zmtp.stage == GATE_ZMTP_MESSAGES || connection->user->connections <= count)
+        if (connection->asked || connection->body != NULL || connection->user->connections <= count)
             continue;
         count = connection->user->connections;
         found = connection;

@@ -285,6 +285,20 @@ def test_a_limit_is_reached_named_and_nobody_elses(shared: Shared, name: str):
     shared.wait_quiet()
 
 
+def test_connections_that_were_greeted_make_room_too(shared: Shared):
+    with contextlib.ExitStack() as stack:
+        peers = []
+        for uid, count in ((OTHER, 2), (NOBODY, 3), (THIRD, 1)):
+            for _ in range(count):
+                with being(uid):
+                    peers.append(stack.enter_context(Zmtp(shared.daemon.admin_path)))
+                peers[-1].subscribe()
+        shared.check_honest()
+        assert peers[2].socket.recv(1) == b"", "NOBODY has most, and this is its oldest"
+        shared.daemon.expect_line("admin-limit", f"(max-admin), and its user has most uid={NOBODY}")
+    shared.wait_quiet()
+
+
 def test_nothing_else_is_reached():
     assert set(REACHED) == set(NAMES)
 
