@@ -41,6 +41,8 @@
 static char program_name[PROGRAM_BYTES] = "hvd";
 static bool to_journal;
 static int journal_fd = -1;
+static bool of_user; /* hvi_log_set_user */
+static uint32_t user_uid;
 /* Independent words; relaxed because no other data is published through them. */
 static _Atomic int current_level = HVI_LOG_INFO;
 static _Atomic uint64_t lost_lines;
@@ -117,7 +119,8 @@ _Static_assert(HVI_LOG_PER_SECOND == HVI_LIMIT_VALUE_log_rate, "the table of lim
 #define BUCKETS 64u
 #define EACH_NS (HVI_NS_SEC / HVI_LOG_PER_SECOND)
 
-/* Lines of one user and id. The one that is paid for first makes room for another. */
+/* Lines of one user and id. The one that is paid for first makes room for another, which takes over what is not paid for:
+ * so many users have no more than so many measures together. */
 struct bucket {
     uint32_t uid;
     char id[32];
@@ -138,7 +141,7 @@ static struct bucket *find_bucket(uint32_t uid, const char *id)
         if (bucket->paid_ns < oldest->paid_ns)
             oldest = bucket;
     }
-    *oldest = (struct bucket){.uid = uid};
+    *oldest = (struct bucket){.uid = uid, .paid_ns = oldest->paid_ns};
     snprintf(oldest->id, sizeof(oldest->id), "%s", id);
     return oldest;
 }
@@ -158,6 +161,12 @@ bool hvi_log_admit(uint32_t uid, const char *id)
     }
     pthread_mutex_unlock(&buckets_lock);
     return admitted;
+}
+
+void hvi_log_set_user(uint32_t uid)
+{
+    user_uid = uid;
+    of_user = true;
 }
 
 /* ---- lines ---- */
@@ -287,6 +296,8 @@ void hvi_log_write(enum hvi_log_level level, const char *topic, const char *id,
                    const char *sentence, const char *pairs, ...)
 {
     int saved_errno = errno;
+    if (of_user && level <= HVI_LOG_INFO && !hvi_log_admit(user_uid, id))
+        return;
     char raw[LINE_BYTES];
     struct line line;
     va_list args;

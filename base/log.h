@@ -47,6 +47,9 @@ void hvi_log_write(enum hvi_log_level level, const char *topic, const char *id,
 #define HVI_LOG_BURST      100u
 #define HVI_LOG_PER_SECOND 10u
 bool hvi_log_admit(uint32_t uid, const char *id);
+/* All that this process does it does for that user: from now on each line up to HVI_LOG_INFO counts as one that it has
+ * caused. Before the second thread starts. */
+void hvi_log_set_user(uint32_t uid);
 
 #define HVI_LOG_OF(uid, level, topic, id, ...)                                                     \
     do {                                                                                           \

@@ -96,6 +96,7 @@ static int run(struct engine *engine)
                 status == HVI_ERR_CLOSED ? "the link has ended" : hvi_status_text(status));
         return 1;
     }
+    hvi_log_set_user(start.uid);
     if (start.log_level >= HVI_LOG_ERROR && start.log_level <= HVI_LOG_TRACE)
         hvi_log_set_level((enum hvi_log_level)start.log_level);
     if (engine_init(engine, &start, LINK_FD) != HVI_OK)

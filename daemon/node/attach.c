@@ -181,7 +181,7 @@ static struct node_start *start_of(struct node *node, uid_t uid)
         if (start->paid_ns < oldest->paid_ns)
             oldest = start;
     }
-    *oldest = (struct node_start){.uid = uid};
+    *oldest = (struct node_start){.uid = uid, .paid_ns = oldest->paid_ns};
     return oldest;
 }
 

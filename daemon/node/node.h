@@ -187,7 +187,8 @@ struct node {
     struct hvi_discard discard;
     struct node_jobs jobs;
     struct node_start
-        starts[NODE_STARTS]; /* the one that was paid for first makes room for another user */
+        starts[NODE_STARTS]; /* the one that was paid for first makes room for another user, who
+                                takes over what is not paid for */
     struct node_engine *engines;
     sd_event_source *beat;
     uint64_t hellos_until_ns; /* engines of a killed hvdd may still say hello; 0: there was none */

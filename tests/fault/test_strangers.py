@@ -187,6 +187,22 @@ def test_what_another_user_shouts_does_not_fill_the_log(nobody):
         assert line.pairs["uid"] == str(nobody) and int(line.pairs["suppressed"]) > 0
 
 
+def test_what_another_users_job_does_wrong_does_not_fill_the_log(nobody):
+    """Its engine writes there."""
+    with Daemon(options={"private": "no", "region-limit": "64K"}, folder_mode=0o755, user=as_service()) as daemon:
+        daemon.allow("region-refused")
+        began = time.monotonic()
+        rank = daemon.rank(user=nobody)
+        rank.open("theirs", 0, 1)
+        for _ in range(500):
+            assert rank.ask("alloc", bytes=128 << 10)["status"] == Status.ERR_LIMIT
+        time.sleep(0.2)
+        assert rank.ask("alloc", bytes=128 << 10)["status"] == Status.ERR_LIMIT
+        line = daemon.expect_line("region-refused", "suppressed=")
+        assert int(line.pairs["suppressed"]) > 0
+        assert 100 <= len(daemon.lines("region-refused")) <= 101 + 10 * (time.monotonic() - began)
+
+
 COMMANDS = "\x7f\u009b2J\u202e\u2066"  # to a terminal: DEL, CSI in one character, text from right to left, and isolated
 
 

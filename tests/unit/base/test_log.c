@@ -141,6 +141,43 @@ START_TEST(lines_that_a_user_causes_have_a_measure)
 }
 END_TEST
 
+START_TEST(many_users_together_have_no_more_lines_than_there_are_measures)
+{
+    static char text[2000000];
+    int fd = capture();
+    uint64_t begin_ns = hvi_clock_ns();
+
+    for (uint32_t uid = 0; uid < 500; uid++) {
+        for (int i = 0; i < 150; i++)
+            HVI_LOG_OF(uid, HVI_LOG_WARN, "t", "x", "much", "");
+    }
+    uint64_t took_ns = hvi_clock_ns() - begin_ns;
+    captured(fd, text, sizeof(text));
+    ck_assert_uint_le((uint64_t)count_of(text, "much"), 64 * (101 + took_ns / (100 * HVI_NS_MS)));
+}
+END_TEST
+
+START_TEST(
+    a_process_that_serves_one_user_has_that_users_measure_for_all_lines_but_those_of_debugging)
+{
+    static char text[200000];
+    int fd = capture();
+
+    hvi_log_set_level(HVI_LOG_DEBUG);
+    hvi_log_set_user(7);
+    uint64_t begin_ns = hvi_clock_ns();
+    for (int i = 0; i < 300; i++) {
+        HVI_LOG(HVI_LOG_WARN, "t", "first", "too many", "");
+        HVI_LOG(HVI_LOG_DEBUG, "t", "second", "as wished", "");
+    }
+    uint64_t took_ns = hvi_clock_ns() - begin_ns;
+    captured(fd, text, sizeof(text));
+    ck_assert_int_ge(count_of(text, "too many"), 100);
+    ck_assert_uint_le((uint64_t)count_of(text, "too many"), 100 + took_ns / (100 * HVI_NS_MS));
+    ck_assert_int_eq(count_of(text, "as wished"), 300);
+}
+END_TEST
+
 START_TEST(a_long_line_is_cut_and_stays_a_line)
 {
     static char name[9000];
@@ -391,6 +428,10 @@ int main(void)
     tcase_add_test(tcase, a_line_has_the_promised_form);
     tcase_add_test(tcase, arguments_cannot_forge_a_line);
     tcase_add_test(tcase, lines_that_a_user_causes_have_a_measure);
+    tcase_add_test(tcase, many_users_together_have_no_more_lines_than_there_are_measures);
+    tcase_add_test(
+        tcase,
+        a_process_that_serves_one_user_has_that_users_measure_for_all_lines_but_those_of_debugging);
     tcase_add_test(tcase, a_long_line_is_cut_and_stays_a_line);
     tcase_add_test(tcase, a_cut_does_not_split_a_character);
     tcase_add_test(tcase, a_level_below_costs_nothing_and_says_nothing);
