@@ -278,7 +278,7 @@ struct hvi_engine_start {
     uint64_t linger_ns, silence_ns;
     int32_t seats; /* 0: size */
     uint32_t port_first, port_last, net_lanes;
-    bool gpu, encrypt;
+    bool gpu, encrypt, region_asks;
 };
 struct hvi_engine_adopt {
     uint64_t session;
@@ -327,8 +327,9 @@ struct hvi_engine_report {
     bool has_span;
     struct hvi_span_row span;
     bool more;             /* parts of other nodes follow */
-    uint64_t region_bytes; /* ALIVE, with the next two: what is used of limits */
+    uint64_t region_bytes; /* ALIVE, with the next three: what is used of limits */
     uint32_t regions, process_sets;
+    uint64_t regions_granted;
 };
 struct hvi_engine_stop {
     char reason[HVI_TEXT_MAX + 1];
@@ -389,6 +390,7 @@ struct hvi_engine_hello {
     uint64_t started_ns;
     bool beats;    /* answers HVI_QUERY_ALIVE */
     int32_t seats; /* 0: size */
+    uint64_t regions_granted;
 };
 
 struct hvi_gpu_wanted {
@@ -411,6 +413,10 @@ struct hvi_gpu_end {
 };
 struct hvi_engine_fences {
     int32_t rank;
+};
+struct hvi_engine_regions {
+    uint64_t request, bytes;
+    char text[HVI_TEXT_MAX + 1];
 };
 struct hvi_gpu_return {
     uint32_t protocol_version;
@@ -454,8 +460,9 @@ enum hvi_packet_kind {
     HVI_PACKET_GPU_END,
     HVI_PACKET_ENGINE_FENCES,
     HVI_PACKET_GPU_RETURN,
+    HVI_PACKET_ENGINE_REGIONS,
 };
-#define HVI_PACKET_KIND_END (HVI_PACKET_GPU_RETURN + 1)
+#define HVI_PACKET_KIND_END (HVI_PACKET_ENGINE_REGIONS + 1)
 
 struct hvi_packet_msg {
     enum hvi_packet_kind kind;
@@ -490,6 +497,7 @@ struct hvi_packet_msg {
         struct hvi_gpu_end gpu_end;
         struct hvi_engine_fences engine_fences;
         struct hvi_gpu_return gpu_return;
+        struct hvi_engine_regions engine_regions;
     };
 };
 

@@ -327,6 +327,7 @@ static const struct wire_field engine_start_fields[] = {
     NUMBER(76, hvi_engine_start, net_lanes, 0, HVI_WIRE_LANES_MAX),
     FLAG(77, hvi_engine_start, gpu),
     FLAG(78, hvi_engine_start, encrypt),
+    FLAG(79, hvi_engine_start, region_asks),
 };
 static const struct wire_table engine_start = TABLE(engine_start, engine_start_fields, 0);
 
@@ -369,6 +370,7 @@ static const struct wire_field engine_report_fields[] = {
     U64(28, hvi_engine_report, region_bytes),
     U32(29, hvi_engine_report, regions),
     U32(30, hvi_engine_report, process_sets),
+    U64(31, hvi_engine_report, regions_granted),
 };
 static const struct wire_table engine_report = TABLE(engine_report, engine_report_fields, 0);
 
@@ -397,6 +399,7 @@ static const struct wire_field engine_hello_fields[] = {
     U64(9, hvi_engine_hello, started_ns),
     FLAG(10, hvi_engine_hello, beats),
     NUMBER(11, hvi_engine_hello, seats, 0, HVI_RANKS_MAX),
+    U64(12, hvi_engine_hello, regions_granted),
 };
 static const struct wire_table engine_hello = TABLE(engine_hello, engine_hello_fields, 1);
 const struct wire_table hvi_wire_engine_hello_probe = {
@@ -487,6 +490,13 @@ static const struct wire_field engine_fences_fields[] = {
 };
 static const struct wire_table engine_fences = TABLE(engine_fences, engine_fences_fields, 0);
 
+static const struct wire_field engine_regions_fields[] = {
+    U64(1, hvi_engine_regions, request),
+    U64(2, hvi_engine_regions, bytes),
+    TEXT(3, hvi_engine_regions, text, ANY),
+};
+static const struct wire_table engine_regions = TABLE(engine_regions, engine_regions_fields, 0);
+
 static const struct wire_field gpu_return_fields[] = {
     U32(1, hvi_gpu_return, protocol_version),
     TEXT(2, hvi_gpu_return, job, JOB),
@@ -528,6 +538,7 @@ const struct wire_body hvi_wire_packet_bodies[] = {
     [HVI_PACKET_GPU_END] = {"gpu_end", &gpu_end},
     [HVI_PACKET_ENGINE_FENCES] = {"engine_fences", &engine_fences},
     [HVI_PACKET_GPU_RETURN] = {"gpu_return", &gpu_return},
+    [HVI_PACKET_ENGINE_REGIONS] = {"engine_regions", &engine_regions},
 };
 
 /* ---- admin ----------------------------------------------------------------------------------- */

@@ -326,6 +326,16 @@ static void fences(void *user, engine_seat seat)
     engine_link_tell_fences(user, seat);
 }
 
+/* Where the link takes nothing, the claim's time passes. */
+static void regions_wanted(void *user, uint64_t request, uint64_t bytes)
+{
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_ENGINE_REGIONS};
+
+    msg.engine_regions.request = request;
+    msg.engine_regions.bytes = bytes;
+    engine_link_send(user, &msg);
+}
+
 const struct engine_sessions_calls engine_calls_sessions = {
     .tell = tell,
     .broken = broken,
@@ -333,6 +343,7 @@ const struct engine_sessions_calls engine_calls_sessions = {
     .timeline_start = timeline_start,
     .timeline_stop = timeline_stop,
     .fences = fences,
+    .regions_wanted = regions_wanted,
 };
 
 /* ---- what hvdd asks of all nodes ---- */

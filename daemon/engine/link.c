@@ -13,6 +13,7 @@
 #include "daemon/engine/report.h"
 #include "daemon/engine/sessions/fence.h"
 #include "daemon/engine/sessions/liveness.h"
+#include "daemon/engine/sessions/quota.h"
 #include "daemon/engine/watch/timeline.h"
 
 #include <errno.h>
@@ -227,6 +228,9 @@ static void serve(struct engine *engine, const struct hvi_packet_msg *msg)
     case HVI_PACKET_ENGINE_FATE:
         engine_liveness_told(&engine->sessions, &msg->engine_fate);
         return;
+    case HVI_PACKET_ENGINE_REGIONS:
+        engine_quota_told(&engine->sessions, &msg->engine_regions);
+        return;
     default:
         HVI_LOG(HVI_LOG_ERROR, "link", "bad-message", "hvdd sent a message that is not for engines",
                 "job=%s kind=%d", engine->start.job, (int)msg->kind);
@@ -291,6 +295,7 @@ static void lose_link(struct engine *engine)
     HVI_LOG(HVI_LOG_DEBUG, "link", "hvdd-gone", "hvdd has gone; the job goes on",
             "job=%s attached=%u", engine->start.job, engine->sessions.attached);
     hang_up(engine);
+    engine_quota_alone(&engine->sessions);
     engine_rendezvous_alone(engine, hvi_clock_ns());
     engine_liveness_check_empty(&engine->sessions);
     retry_later(engine);
@@ -406,6 +411,7 @@ static int say_hello(struct engine *engine)
     hello->started_ns = engine->started_ns;
     hello->beats = true;
     hello->seats = engine->start.seats;
+    hello->regions_granted = engine_quota_keep(&engine->sessions);
     status = engine_link_send(engine, &msg);
     free(hello->ranks);
     return status;

@@ -6,6 +6,7 @@
 #include "daemon/engine/engine.h"
 #include "daemon/engine/sessions/control.h"
 #include "daemon/engine/sessions/intake.h"
+#include "daemon/engine/sessions/quota.h"
 #include "daemon/engine/watch/stall.h"
 #include "daemon/engine/watch/trace.h"
 
@@ -47,9 +48,9 @@ static void fill_trace(struct engine *engine, struct hvi_engine_report *report,
 }
 
 /* How much of its limits (base/limits.def) the job has used up. */
-static void fill_limits(const struct engine *engine, struct hvi_engine_report *report)
+static void fill_limits(struct engine *engine, struct hvi_engine_report *report)
 {
-    const struct engine_sessions *sessions = &engine->sessions;
+    struct engine_sessions *sessions = &engine->sessions;
     uint64_t registered = engine_control_region_bytes(sessions, false);
     uint64_t of_processes = engine_control_region_bytes(sessions, true);
 
@@ -60,6 +61,7 @@ static void fill_limits(const struct engine *engine, struct hvi_engine_report *r
             report->regions = session->regions.count;
     }
     report->process_sets = engine->order.sets.count;
+    report->regions_granted = engine_quota_keep(sessions);
 }
 
 void engine_report_fill(struct engine *engine, const struct hvi_engine_query *query,

@@ -538,6 +538,9 @@ static void fill_all(struct rows *rows)
              node->pending_count);
     add_used(rows, HVI_LIMIT_gpu_workers, 0, node->config.gpu_workers,
              node_gpu_count(&node->gpu, NULL));
+    if (!node->private_mode)
+        add_used(rows, HVI_LIMIT_region_bytes, 0, (int64_t)node_regions_most(node, false),
+                 node_regions_granted(node, NULL));
 }
 
 static void fill_user(struct rows *rows, uid_t uid)
@@ -548,6 +551,8 @@ static void fill_user(struct rows *rows, uid_t uid)
         add_used(rows, HVI_LIMIT_max_jobs_per_user, uid, node->config.max_jobs_per_user,
                  node_jobs_under_way(&node->jobs, &uid));
         add_rate(rows, HVI_LIMIT_start_rate_per_user, uid, node->config.start_rate_per_user);
+        add_used(rows, HVI_LIMIT_region_bytes_per_user, uid, (int64_t)node_regions_most(node, true),
+                 node_regions_granted(node, &uid));
     }
     add_used(rows, HVI_LIMIT_max_sessions_per_user, uid, node->config.max_sessions_per_user,
              node_jobs_sessions_of(&node->jobs, uid));

@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Which generation an attach goes to, or why it is refused: the rules of docs/design/spine.md, as a
  * pure function over the job table. Cheap and general checks come first. Jobs of other users are not
- * looked at: two users may each have a job of the same id. And which job an admin request is about. */
+ * looked at: two users may each have a job of the same id. How much memory jobs may register: an engine asks before its
+ * ranks hold more than it was granted (EngineRegions). And which job an admin request is about. */
 #include "daemon/node/node.h"
 
 #include "base/fate.h"
 #include "base/status.h"
 #include "shm/abi.h"
 
+#include <inttypes.h>
 #include <stdarg.h>
 #include <string.h>
 #include <unistd.h>
@@ -257,6 +259,72 @@ void node_attach_decide(const struct node *node, const struct node_peer *peer,
         return;
     check_jobs(node, peer, decision_p);
 }
+
+/* ---- how much memory jobs may register ---- */
+
+static uint64_t twice(uint64_t bytes)
+{
+    return bytes > INT64_MAX / 2 ? INT64_MAX : 2 * bytes;
+}
+
+uint64_t node_regions_most(const struct node *node, bool of_user)
+{
+    int64_t all = node->config.region_bytes, user = node->config.region_bytes_per_user;
+
+    if (of_user)
+        return user != 0 ? (uint64_t)user : twice(node_spawn_region_limit(node));
+    return all != 0 ? (uint64_t)all : twice(node_regions_most(node, true));
+}
+
+/* Not those of `but`, which may be NULL. */
+static uint64_t granted(const struct node *node, const uid_t *uid, const struct node_engine *but)
+{
+    const struct node_engine *engine;
+    uint64_t bytes = 0;
+
+    DL_FOREACH(node->engines, engine)
+    {
+        if (engine == but || (uid != NULL && engine->generation->job->name.uid != *uid))
+            continue;
+        if (engine->regions_granted > (uint64_t)INT64_MAX - bytes)
+            return INT64_MAX;
+        bytes += engine->regions_granted;
+    }
+    return bytes;
+}
+
+uint64_t node_regions_granted(const struct node *node, const uid_t *uid)
+{
+    return granted(node, uid, NULL);
+}
+
+bool node_decide_regions(const struct node_engine *engine, uint64_t bytes, char *text_p,
+                         size_t size)
+{
+    const struct node *node = engine->node;
+    const struct node_job_name *name = &engine->generation->job->name;
+    uint64_t of_user = granted(node, &name->uid, engine), of_all = granted(node, NULL, engine);
+    uint64_t user_most = node_regions_most(node, true), all_most = node_regions_most(node, false);
+
+    if (bytes > user_most || of_user > user_most - bytes) {
+        snprintf(text_p, size,
+                 "%" PRIu64 " bytes of shared memory in job '%s' and %" PRIu64
+                 " in other jobs of uid %u are more than one user may register "
+                 "(region-bytes-per-user = %" PRIu64 ")",
+                 bytes, name->id, of_user, (unsigned)name->uid, user_most);
+        return false;
+    }
+    if (bytes > all_most || of_all > all_most - bytes) {
+        snprintf(text_p, size,
+                 "%" PRIu64 " bytes of shared memory in job '%s' and %" PRIu64
+                 " in all other jobs are more than may be registered (region-bytes = %" PRIu64 ")",
+                 bytes, name->id, of_all, all_most);
+        return false;
+    }
+    return true;
+}
+
+/* ---- which job is asked about ---- */
 
 static int refuse_job(int status, char *text_p, size_t size, const char *format, ...)
     __attribute__((format(printf, 4, 5)));

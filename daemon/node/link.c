@@ -305,6 +305,26 @@ static bool handle_notice(struct node_engine *engine, const struct hvi_notice *n
     return true;
 }
 
+/* An engine that lies has no more of it than its user's share. */
+static void keep_granted(struct node_engine *engine, uint64_t bytes)
+{
+    uint64_t most = node_regions_most(engine->node, true);
+
+    engine->regions_granted = bytes < most ? bytes : most;
+}
+
+static void handle_regions(struct node_engine *engine, const struct hvi_engine_regions *wanted)
+{
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_ENGINE_REGIONS};
+    struct hvi_engine_regions *told = &msg.engine_regions;
+
+    told->request = wanted->request;
+    if (node_decide_regions(engine, wanted->bytes, told->text, sizeof(told->text)))
+        engine->regions_granted = wanted->bytes;
+    told->bytes = engine->regions_granted;
+    node_link_send(engine, &msg, NULL, 0);
+}
+
 /* The answer to a beat says what the job uses of its limits; any other report leaves that out. */
 static void keep_limits(struct node_engine *engine, const struct hvi_engine_report *report)
 {
@@ -313,6 +333,7 @@ static void keep_limits(struct node_engine *engine, const struct hvi_engine_repo
     engine->region_bytes = report->region_bytes;
     engine->regions = report->regions;
     engine->process_sets = report->process_sets;
+    keep_granted(engine, report->regions_granted);
 }
 
 /* False: the engine of a job that is here wholly, or of one with other sizes. */
@@ -389,7 +410,9 @@ static bool handle_packet(struct node_engine *engine, struct hvi_packet *packet)
     else if (msg.kind == HVI_PACKET_ENGINE_REPORT) {
         keep_limits(engine, &msg.engine_report);
         node_answer_report(engine->node, engine, &msg.engine_report);
-    } else if (msg.kind == HVI_PACKET_NOTICE)
+    } else if (msg.kind == HVI_PACKET_ENGINE_REGIONS)
+        handle_regions(engine, &msg.engine_regions);
+    else if (msg.kind == HVI_PACKET_NOTICE)
         good = handle_notice(engine, &msg.notice);
     else if (msg.kind == HVI_PACKET_ACK)
         node_attach_timeline_done(engine->node, engine, &msg.ack);
@@ -711,6 +734,7 @@ int node_link_hello(struct node *node, const struct node_peer *peer,
     }
     engine->back = true;
     engine->beats = hello->beats; /* an older one does not know the question */
+    keep_granted(engine, hello->regions_granted);
     if (hello->started_ns != 0 && hello->started_ns < generation->started_ns)
         generation->started_ns = hello->started_ns;
     HVI_LOG(HVI_LOG_INFO, "link", "engine-back", "an engine of an earlier hvdd has connected again",

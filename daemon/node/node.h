@@ -94,6 +94,7 @@ struct node_engine {
     bool met;              /* the rendezvous has answered it */
     uint64_t region_bytes; /* as it has said last, with the next two: EngineReport */
     uint32_t regions, process_sets;
+    uint64_t regions_granted; /* bytes that its ranks may register */
     char *lost;               /* how its first lost rank ended; NULL: none is lost */
 };
 
@@ -240,6 +241,14 @@ bool node_decide_may_ask(const struct node *node, uid_t uid, uid_t owner);
  * sentence HVI_ERR_NOT_FOUND, HVI_ERR_REFUSED (another user's), HVI_ERR_INVALID (several users have one). Pure. */
 int node_decide_job(const struct node *node, uid_t uid, const uint32_t *owner, const char *id,
                     struct node_job **job_p, char *text_p, size_t size);
+
+/* Bytes of region-bytes-per-user or region-bytes, also where they are left to hvdd. */
+uint64_t node_regions_most(const struct node *node, bool of_user);
+/* What is granted to the jobs of a user; NULL: of all. */
+uint64_t node_regions_granted(const struct node *node, const uid_t *uid);
+/* Whether the engine's ranks may register so much in all. False with a sentence. */
+bool node_decide_regions(const struct node_engine *engine, uint64_t bytes, char *text_p,
+                         size_t size);
 
 /* How many ranks of its job are on this node, and which of these it is. The second only of an attach that was
  * not refused. */

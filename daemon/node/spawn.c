@@ -210,6 +210,7 @@ static int send_start(struct node *node, struct node_engine *engine, int trainer
     start->silence_ns = (uint64_t)node->config.engine_silence;
     start->seats = node_generation_spans(generation) ? generation->seats : 0;
     start->gpu = node->config.gpu != 0;
+    start->region_asks = !node->private_mode;
     node_mesh_fill_engine(node, start);
     return node_link_send(engine, &msg, &trainer_fd, trainer_fd >= 0 ? 1 : 0);
 }

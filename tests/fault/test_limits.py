@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from hvt import Daemon, Status, as_service, wait_until, wire
+from hvt import Daemon, Status, as_service, stopped, wait_until, wire
 from hvt.job import Job
 from hvt.zmtp import Zmtp
 
@@ -25,7 +25,7 @@ STRANGERS = NOBODY, OTHER, THIRD = 65534, 65533, 65532
 NAMES = re.findall(r'^HVI_LIMIT(?:_FIXED)?\(\w+, "([^"]+)"', (ROOT / "base/limits.def").read_text(encoding="utf-8"), re.MULTILINE)
 OPTIONS = {"max-jobs": 4, "max-jobs-per-user": 2, "start-rate-per-user": 1000, "max-sessions": 8, "max-sessions-per-user": 3,
            "max-pending": 6, "max-pending-per-user": 4, "max-admin": 6, "max-admin-per-user": 3, "admin-rate-per-user": 50,
-           "region-limit": "1M", "regions-per-session": 5, "engine-linger": "50ms"}
+           "region-limit": "1M", "region-bytes-per-user": "1400K", "region-bytes": "2M", "regions-per-session": 5, "engine-linger": "50ms"}
 EXPECTED = ("attach-refused", "admin-limit", "region-refused", "op-failed", "rank-lost", "session-ended", "rank-ended")
 _numbers = itertools.count()
 
@@ -218,6 +218,38 @@ def alloc(shared: Shared, count: int, size: int) -> tuple[str, list[dict[str, An
     return name, [rank.ask("alloc", bytes=size) for _ in range(count)]
 
 
+def filled(shared: Shared, uid: int, sizes: list[int]) -> list[dict[str, Any]]:
+    """A job of one rank of that user's for each size, in KiB: what was said of the region."""
+    replies = []
+    for size in sizes:
+        rank = shared.daemon.rank(user=uid, environment={"HVD_FOREIGN_MEMORY": "never"})
+        assert rank.try_open(f"theirs{next(_numbers)}", 0, 1).ok
+        replies.append(rank.ask("alloc", bytes=size << 10))
+    return replies
+
+
+def region_bytes_of_a_user(shared: Shared) -> None:
+    """In two jobs, each of which might have it. What is given up may be had again."""
+    replies = filled(shared, NOBODY, [900, 600])
+    assert [reply["status"] for reply in replies] == [Status.OK, Status.ERR_LIMIT], replies
+    assert f"in other jobs of uid {NOBODY} " in replies[1]["text"] and "(region-bytes-per-user = 1433600)" in replies[1]["text"]
+    shared.wait_used("region-bytes-per-user", 900 << 10, NOBODY)
+    last = shared.daemon.ranks[-1]
+    assert last.ask("alloc", bytes=500 << 10)["status"] == Status.OK
+    shared.daemon.ranks[-2].close()
+    wait_until(lambda: last.ask("alloc", bytes=400 << 10)["status"] == Status.OK, "the other job's share", step=0.05)
+    shared.check_honest()
+
+
+def region_bytes_of_all(shared: Shared) -> None:
+    replies = filled(shared, NOBODY, [900, 500]) + filled(shared, OTHER, [700])
+    assert [reply["status"] for reply in replies] == [Status.OK, Status.OK, Status.ERR_LIMIT], replies
+    assert "(region-bytes = 2097152)" in replies[2]["text"]
+    shared.wait_used("region-bytes", 1400 << 10)
+    shared.job.check_usable()
+    assert shared.daemon.ranks[-1].ask("alloc", bytes=600 << 10)["status"] == Status.OK
+
+
 def region_bytes_of_a_job(shared: Shared) -> None:
     name, replies = alloc(shared, 2, 700 << 10)
     assert replies[0]["status"] == Status.OK and replies[1]["status"] == Status.ERR_LIMIT, replies
@@ -275,7 +307,7 @@ REACHED: dict[str, Callable[[Shared], None]] = {
     "max-sessions": sessions_of_all,
     "max-sessions-per-user": sessions_of_a_user, "max-pending": pending_of_all, "max-pending-per-user": pending_of_a_user,
     "max-admin": admin_of_all, "max-admin-per-user": admin_of_a_user, "admin-rate-per-user": admin_rate_of_a_user,
-    "region-limit": region_bytes_of_a_job, "regions-per-session": regions_of_a_session, "process-sets": sets_of_a_job,
+    "region-bytes": region_bytes_of_all, "region-bytes-per-user": region_bytes_of_a_user, "region-limit": region_bytes_of_a_job, "regions-per-session": regions_of_a_session, "process-sets": sets_of_a_job,
     "log-rate": log_lines_of_a_user, "gpu-workers": workers_of_gpus, "gpu-workers-per-user": workers_of_gpus}
 
 
@@ -307,7 +339,8 @@ def test_a_user_sees_its_own_shares_and_root_everybodys(shared: Shared):
     assert shared.ranks(NOBODY, 1, 2)[0].ok
     mine = shared.daemon.ctl.json("limits", user=NOBODY)["limits"]
     assert {row["uid"] for row in mine if row["of"] != "all"} == {NOBODY}
-    assert {row["limit"] for row in mine if row["of"] == "all"} == {"max-jobs", "max-sessions", "max-pending", "max-admin", "gpu-workers"}
+    assert {row["limit"] for row in mine if row["of"] == "all"} == {
+        "max-jobs", "max-sessions", "max-pending", "max-admin", "gpu-workers", "region-bytes"}
     assert {row.get("uid") for row in shared.daemon.ctl.json("limits")["limits"]} >= {0, NOBODY}
     only = shared.daemon.ctl.json("limits", "--user", str(NOBODY))["limits"]
     assert {row["uid"] for row in only if row["of"] != "all"} == {NOBODY}
@@ -315,3 +348,21 @@ def test_a_user_sees_its_own_shares_and_root_everybodys(shared: Shared):
     assert done.returncode == 1 and "another user" in json.loads(done.stdout)["error"]["text"]
     assert "max-jobs-per-user" in shared.daemon.ctl.run("limits", user=NOBODY).stdout
     shared.wait_quiet()
+
+
+def test_a_job_registers_memory_also_where_hvdd_stands_still_or_is_gone():
+    """And the next hvdd counts it."""
+    options = {"private": "no", "region-bytes-per-user": "1M"}
+    with Daemon(options=options, folder_mode=0o755, user=as_service()) as daemon:
+        daemon.allow("region-refused")
+        rank = daemon.rank(user=NOBODY, environment={"HVD_FOREIGN_MEMORY": "never"})
+        assert rank.try_open("theirs", 0, 1).ok
+        with stopped(daemon.pid):
+            assert rank.ask("alloc", bytes=600 << 10)["status"] == Status.OK
+        daemon.kill()
+        assert rank.ask("alloc", bytes=300 << 10)["status"] == Status.OK
+        daemon.start()
+        wait_until(daemon.jobs, "the engine to come back")
+        refusal = rank.ask("alloc", bytes=300 << 10)
+        assert refusal["status"] == Status.ERR_LIMIT and f"{1200 << 10} bytes of shared memory" in refusal["text"], refusal
+        assert rank.ask("alloc", bytes=100 << 10)["status"] == Status.OK

@@ -9,6 +9,7 @@
 #include "daemon/engine/sessions/fence.h"
 #include "daemon/engine/sessions/intake.h"
 #include "daemon/engine/sessions/peer.h"
+#include "daemon/engine/sessions/quota.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -83,28 +84,9 @@ static int check_region(const struct engine_session *session, const struct hvi_r
     return HVI_OK;
 }
 
-static void add_region(struct engine_session *session, const struct hvi_region_add *add)
+static void answer_region(struct engine_session *session, const struct hvi_region_add *add,
+                          int status, const char *text)
 {
-    struct hvi_packet *packet = &session->sessions->packet;
-    char text[HVI_TEXT_MAX + 1];
-
-    if (packet->fd_count != 1) {
-        engine_session_violation(session, "a RegionAdd without its descriptor");
-        return;
-    }
-    text[0] = '\0';
-    int status = check_region(session, add, text, sizeof text);
-    if (status == HVI_OK) {
-        status = engine_regions_add(&session->regions, add, packet->fds[0]);
-        session->sessions->fresh_regions = true;
-        if (status == HVI_OK)
-            hvi_packet_take_fd(packet, 0); /* the region's, and closed by now */
-        else
-            snprintf(text, sizeof text, "%s",
-                     status == HVI_ERR_PROTOCOL
-                         ? "the descriptor is no sealed memfd of the size that was said"
-                         : hvi_status_text(status));
-    }
     if (status != HVI_OK)
         HVI_LOG(HVI_LOG_WARN, "control", "region-refused", text, "job=%s rank=%d pid=%d bytes=%llu",
                 session->sessions->start->job, session->rank,
@@ -113,9 +95,56 @@ static void add_region(struct engine_session *session, const struct hvi_region_a
     engine_control_ack(session, add->request, status, text);
 }
 
+void engine_control_settle(struct engine_session *session, const struct hvi_region_add *add, int fd,
+                           int status, const char *text)
+{
+    char why[HVI_TEXT_MAX + 1];
+
+    snprintf(why, sizeof why, "%s", text);
+    if (status == HVI_OK)
+        status = check_region(session, add, why, sizeof why);
+    if (status == HVI_OK) {
+        status = engine_regions_add(&session->regions, add, fd);
+        session->sessions->fresh_regions = true;
+        if (status == HVI_OK)
+            fd = -1; /* the region's, and closed by now */
+        else
+            snprintf(why, sizeof why, "%s",
+                     status == HVI_ERR_PROTOCOL
+                         ? "the descriptor is no sealed memfd of the size that was said"
+                         : hvi_status_text(status));
+    }
+    if (fd >= 0)
+        close(fd);
+    answer_region(session, add, status, why);
+}
+
+static void add_region(struct engine_session *session, const struct hvi_region_add *add)
+{
+    struct hvi_packet *packet = &session->sessions->packet;
+    char text[HVI_TEXT_MAX + 1] = "";
+
+    if (packet->fd_count != 1) {
+        engine_session_violation(session, "a RegionAdd without its descriptor");
+        return;
+    }
+    int fd = hvi_packet_take_fd(packet, 0);
+    int status = check_region(session, add, text, sizeof text);
+    if (status == HVI_OK && !engine_quota_has(session->sessions, add->bytes)) {
+        status = engine_quota_ask(session, add, fd);
+        if (status == HVI_INPROGRESS)
+            return;
+        snprintf(text, sizeof text, "%s",
+                 status == HVI_ERR_LIMIT ? "too many regions of this session wait for hvdd "
+                                           "(regions-per-session)"
+                                         : hvi_status_text(status));
+    }
+    engine_control_settle(session, add, fd, status, text);
+}
+
 static void remove_region(struct engine_session *session, const struct hvi_region_remove *remove)
 {
-    if (engine_device_remove(session, remove))
+    if (engine_device_remove(session, remove) || engine_quota_remove(session, remove))
         return;
 
     char text[128];

@@ -13,6 +13,9 @@ void engine_control_ack(struct engine_session *session, uint64_t request, int st
 /* Sends an Ack to the rank that asked, unless its session is over. */
 void engine_control_answer(struct engine_sessions *sessions, const struct engine_asker *asker,
                            int status, const char *text);
+/* Ends a RegionAdd: maps `fd`, which it owns, or refuses it with `status` and `text`. */
+void engine_control_settle(struct engine_session *session, const struct hvi_region_add *add, int fd,
+                           int status, const char *text);
 /* What all ranks here have registered, or of hvd_mem_alloc's memory. */
 uint64_t engine_control_region_bytes(const struct engine_sessions *sessions, bool process_memory);
 /* Ranks that have said Detach leave now; while sessions are held they stay (sessions.held). */

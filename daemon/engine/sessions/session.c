@@ -29,6 +29,7 @@
 #include "daemon/engine/sessions/intake.h"
 #include "daemon/engine/sessions/liveness.h"
 #include "daemon/engine/sessions/peer.h"
+#include "daemon/engine/sessions/quota.h"
 #include "daemon/engine/sessions/remote.h"
 #include "daemon/engine/stats/stats.h"
 #include "shm/bell.h"
@@ -129,6 +130,7 @@ void engine_sessions_fini(struct engine_sessions *sessions)
 {
     HVI_ASSERT(!sessions->closing);
     sessions->linger_source = sd_event_source_disable_unref(sessions->linger_source);
+    sessions->quota.late = sd_event_source_disable_unref(sessions->quota.late);
     free(sessions->ranks);
     sessions->ranks = NULL;
 }
@@ -644,6 +646,7 @@ static void close_session(struct engine_session *session, int status, bool proce
     drop_owed(session);
     engine_fence_close(session, process_over);
     engine_device_close_session(session);
+    engine_quota_close_session(session);
     engine_group_drop(sessions->order, &session->grouped);
     engine_rank_at(sessions, session->seat)->session = NULL;
     session->closing_next = sessions->closing;

@@ -26,6 +26,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+struct engine_claim;
 struct engine_device;
 struct engine_exec;
 struct engine_fences;
@@ -53,6 +54,8 @@ struct engine_sessions_calls {
     void (*timeline_stop)(void *user, const struct engine_asker *asker);
     /* The seat's rank has a fence page now: hvdd keeps a copy of its descriptor. */
     void (*fences)(void *user, engine_seat seat);
+    /* The ranks want to register so much in all: hvdd answers by engine_quota_told. */
+    void (*regions_wanted)(void *user, uint64_t request, uint64_t bytes);
 };
 
 /* A seat's row: the rank that has it.
@@ -159,6 +162,14 @@ struct engine_session {
     char text[HVI_TEXT_MAX + 1];
 };
 
+/* Of what the user may register (quota.h). */
+struct engine_quota {
+    uint64_t granted; /* bytes, of both kinds of regions */
+    uint64_t last_request;
+    struct engine_claim *claims; /* the oldest first */
+    struct sd_event_source *late;
+};
+
 struct engine_sessions {
     const struct hvi_engine_start *start;
     struct engine_order *order;
@@ -189,6 +200,7 @@ struct engine_sessions {
     bool releasable;                /* ops that were held may go on (fence.h) */
     struct engine_wish *wishes;     /* what ranks wait for workers to do */
     uint64_t tickets;
+    struct engine_quota quota;
     bool fresh_regions; /* some session may have regions without page tables */
     struct engine_op
         *bereaved;            /* ops that a dying rank has stopped; they wait to hear how it ends */

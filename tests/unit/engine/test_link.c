@@ -10,6 +10,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <stdio.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -215,6 +216,128 @@ START_TEST(an_engine_for_which_there_is_no_place_in_hvdds_queue_tries_again_at_o
 }
 END_TEST
 
+/* ---- the share of what a user may register ---- */
+
+static struct hvi_region region = HVI_REGION_INIT;
+
+static void register_page(int32_t rank, uint32_t id)
+{
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_REGION_ADD};
+
+    msg.region_add.request = ++bench.peers[rank].request;
+    msg.region_add.region = id;
+    msg.region_add.bytes = 4096;
+    hvt_peer_send(&bench.peers[rank], &msg, region.fd);
+    hvt_bench_turn(&bench);
+}
+
+static int registered(int32_t rank)
+{
+    struct hvi_packet_msg msg;
+
+    ck_assert(hvt_peer_expect(&bench.peers[rank], HVI_PACKET_ACK, &msg));
+    return msg.ack.status;
+}
+
+static void give_up(int32_t rank, uint32_t id)
+{
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_REGION_REMOVE};
+
+    msg.region_remove.request = ++bench.peers[rank].request;
+    msg.region_remove.region = id;
+    hvt_peer_send(&bench.peers[rank], &msg, -1);
+    hvt_bench_turn(&bench);
+    ck_assert_int_eq(registered(rank), HVI_OK);
+}
+
+static uint64_t expect_wanted(uint64_t bytes)
+{
+    struct hvi_packet_msg msg;
+
+    ck_assert(hvt_node_expect(&node, HVI_PACKET_ENGINE_REGIONS, &msg));
+    ck_assert_uint_eq(msg.engine_regions.bytes, bytes);
+    return msg.engine_regions.request;
+}
+
+static void tell_granted(uint64_t request, uint64_t bytes, const char *why_not)
+{
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_ENGINE_REGIONS};
+
+    msg.engine_regions.request = request;
+    msg.engine_regions.bytes = bytes;
+    snprintf(msg.engine_regions.text, sizeof msg.engine_regions.text, "%s", why_not);
+    hvt_node_send(&node, &msg, NULL, 0);
+    hvt_bench_turn(&bench);
+}
+
+static uint64_t kept(void)
+{
+    struct hvi_packet_msg reply;
+
+    ask(HVI_QUERY_ALIVE, &reply);
+    uint64_t bytes = reply.engine_report.regions_granted;
+    hvi_packet_msg_free(&reply);
+    return bytes;
+}
+
+START_TEST(a_region_that_hvdd_has_not_granted_waits_for_its_word)
+{
+    bench.engine->start.region_asks = true;
+    ck_assert_int_eq(hvi_region_create("hvt", 4096, &region), HVI_OK);
+    register_page(0, 1);
+    uint64_t first = expect_wanted(4096);
+    register_page(1, 1);
+    uint64_t second = expect_wanted(8192);
+    ck_assert_uint_eq(kept(), 8192);
+    tell_granted(second + 1, 1 << 20, "");
+    tell_granted(first, 4096, "");
+    ck_assert_int_eq(registered(0), HVI_OK);
+    tell_granted(second, 4096, "it is too much");
+    ck_assert_int_eq(registered(1), HVI_ERR_LIMIT);
+    ck_assert_uint_eq(kept(), 4096);
+    give_up(0, 1);
+    register_page(1, 1);
+    ck_assert_int_eq(registered(1), HVI_OK); /* within the grant */
+    hvi_region_fini(&region);
+}
+END_TEST
+
+START_TEST(an_answer_about_a_region_that_was_given_up_grants_nothing)
+{
+    bench.engine->start.region_asks = true;
+    ck_assert_int_eq(hvi_region_create("hvt", 4096, &region), HVI_OK);
+    register_page(0, 1);
+    uint64_t first = expect_wanted(4096);
+    give_up(0, 1);
+    ck_assert_uint_eq(kept(), 0);
+    tell_granted(first, 4096, "");
+    register_page(0, 2);
+    ck_assert_uint_gt(expect_wanted(4096), first);
+    hvi_region_fini(&region);
+}
+END_TEST
+
+START_TEST(regions_that_hvdd_says_nothing_of_are_registered_after_a_second_or_when_it_is_gone)
+{
+    bench.engine->start.region_asks = true;
+    ck_assert_int_eq(hvi_region_create("hvt", 4096, &region), HVI_OK);
+    register_page(0, 1);
+    expect_wanted(4096);
+    ck_assert_int_ge(sd_event_source_set_time_relative(bench.engine->sessions.quota.late, 0), 0);
+    hvt_bench_turn(&bench);
+    ck_assert_int_eq(registered(0), HVI_OK);
+    ck_assert_uint_eq(kept(), 4096);
+    register_page(0, 2);
+    expect_wanted(8192);
+    ck_assert_int_eq(shutdown(bench.link, SHUT_RDWR), 0);
+    hvt_bench_turn(&bench);
+    ck_assert_int_eq(registered(0), HVI_OK);
+    register_page(1, 1);
+    ck_assert_int_eq(registered(1), HVI_OK);
+    hvi_region_fini(&region);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("engine/link");
@@ -228,6 +351,10 @@ int main(void)
     tcase_add_test(tcase, an_answer_that_the_link_cannot_take_is_lost_and_the_next_one_is_not);
     tcase_add_test(tcase, an_engine_that_is_ending_takes_nobody_over_and_says_nothing);
     tcase_add_test(tcase, an_engine_for_which_there_is_no_place_in_hvdds_queue_tries_again_at_once);
+    tcase_add_test(tcase, a_region_that_hvdd_has_not_granted_waits_for_its_word);
+    tcase_add_test(tcase, an_answer_about_a_region_that_was_given_up_grants_nothing);
+    tcase_add_test(
+        tcase, regions_that_hvdd_says_nothing_of_are_registered_after_a_second_or_when_it_is_gone);
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);
 }

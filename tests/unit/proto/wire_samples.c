@@ -277,6 +277,11 @@ static void fill_gpu_packet(struct hvi_packet_msg *msg, bool full)
         msg->gpu_end = (struct hvi_gpu_end){full ? UINT64_MAX : 0, "it is stuck"};
     } else if (msg->kind == HVI_PACKET_ENGINE_FENCES) {
         msg->engine_fences.rank = full ? INT32_MAX : 0;
+    } else if (msg->kind == HVI_PACKET_ENGINE_REGIONS) {
+        if (!full)
+            return;
+        msg->engine_regions = (struct hvi_engine_regions){UINT64_MAX, UINT64_MAX, ""};
+        FILL(msg->engine_regions.text, true);
     } else {
         fill_gpu_return(&msg->gpu_return, full);
     }
@@ -332,6 +337,7 @@ static void fill_engine_start(struct hvi_engine_start *start, bool full)
         .net_lanes = HVI_WIRE_LANES_MAX,
         .gpu = true,
         .encrypt = true,
+        .region_asks = true,
     };
     FILL(start->job, false);
     FILL(start->attach_path, true);
@@ -360,7 +366,7 @@ static void fill_engine_hello(struct hvi_engine_hello *hello, bool full)
     FILL(hello->job_key_digest, false);
     hello->beats = true;
     hello->seats = HVI_RANKS_MAX;
-    hello->generation = hello->started_ns = UINT64_MAX;
+    hello->generation = hello->started_ns = hello->regions_granted = UINT64_MAX;
     hello->size = 1048576;
     hello->uid = UINT32_MAX;
     hello->pid = INT32_MAX;
@@ -382,6 +388,7 @@ static void fill_engine_report(struct hvi_engine_report *report, bool full)
     report->has_span = report->more = true;
     report->region_bytes = UINT64_MAX;
     report->regions = report->process_sets = UINT32_MAX;
+    report->regions_granted = UINT64_MAX;
     fill_span(&report->span, true);
 }
 
