@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Clients of another user: refused and logged, in a private daemon and at another user's job."""
+import contextlib
 import json
 import os
+import pathlib
 import pwd
 import subprocess
 import sys
@@ -95,6 +97,32 @@ def test_what_becomes_of_my_job_is_no_event_for_another_user(nobody):
             assert next_job(roots) == "mine"
             daemon.rank(user=nobody).open("theirs", 0, 1)
             assert next_job(theirs) == "theirs", "the first one that he hears of"
+
+
+def resident_kb(pid):
+    """Memory that the process has now."""
+    rows = pathlib.Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+    return next(int(row.split()[1]) for row in rows if row.startswith("VmRSS:"))
+
+
+def test_subscribers_that_never_read_cost_the_gate_little_and_others_nothing(nobody):
+    """As many as a user may have, each of which asks again and again, and jobs that come and go."""
+    with Daemon(options={"private": "no", "admin-mode": "0666", "engine-linger": "50ms"}, folder_mode=0o755, user=as_service()) as daemon, \
+            contextlib.ExitStack() as stack:
+        gate, again = daemon.gate(), wire.message((1, 1), (2, 7), (12, b""))
+        before = resident_kb(gate)
+        peers = [stack.enter_context(subscribe(daemon, nobody)) for _ in range(30)]
+        for peer in peers:
+            for _ in range(4):
+                peer.message(again)
+        rank = daemon.rank(user=nobody)
+        for number in range(20):
+            rank.open(f"theirs{number}", 0, 1)
+            rank.close()
+        began_ns = time.monotonic_ns()
+        assert daemon.ctl.json("status")["daemon"]["pid"] == daemon.pid
+        check_prompt("root was answered", time.monotonic_ns() - began_ns, 500_000_000)
+        assert daemon.gate() == gate and resident_kb(gate) - before < 16 << 10
 
 
 def test_a_key_lets_no_other_user_in(nobody):
