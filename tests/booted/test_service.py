@@ -311,9 +311,9 @@ def test_the_stop_of_an_engines_unit_ends_its_job_alone(machine):
     stop_job(machine, "other", others)
 
 
-def drop_in(machine: Machine, name: str, line: str) -> None:
+def drop_in(machine: Machine, name: str, line: str, unit: str = "hvdd.service") -> None:
     """systemctl edit --runtime hvdd.service; `line` may be empty."""
-    folder = machine.path("/run/systemd/system/hvdd.service.d")
+    folder = machine.path(f"/run/systemd/system/{unit}.d")
     folder.mkdir(exist_ok=True, parents=True)
     (folder / f"{name}.conf").write_text(f"[Service]\n{line}\n", encoding="ascii")
     machine.run(["systemctl", "daemon-reload"])
@@ -383,6 +383,83 @@ def test_after_a_reload_a_stop_waits_less_and_the_next_trainer_starts_the_servic
     check_ended_well(start_job([machine] * 2, "next", SHORT))
     assert machine.show("hvdd.service", "ActiveState")["ActiveState"] == "active"
     machine.run(["sh", "-c", "rm /etc/hvdd/hvdd.conf && systemctl reload hvdd"])
+
+
+# ---- engines in bounds, and engines as users ----
+
+
+def test_an_engine_has_the_bounds_of_its_unit(machine):
+    """A user's job is bounded where its engine is: processors, of which it has as many threads, and memory, where the machine has
+    that controller. AllowedCPUs= needs control groups of version 2 and was not tried."""
+    drop_in(machine, "bounds", "CPUAffinity=0\nMemoryMax=200M", "hvdd-engine@.service")
+    ranks = start_job([machine] * 2, "bounded", STEADY)
+    engine = row_of(machine, "bounded")["engine_pid"]
+    assert status_of(machine, engine)["Cpus_allowed_list"] == "0"
+    assert "size=2 seats=2 threads=1 " in machine.journal("-t", "hvdd-engine")
+    here = "ls -d /sys/fs/cgroup/memory || grep -w memory /sys/fs/cgroup/cgroup.controllers"
+    path = f"system.slice/{cgroup_of(machine, engine)}"
+    files = f"'/sys/fs/cgroup/{path}/memory.max' '/sys/fs/cgroup/memory/{path}/memory.limit_in_bytes'"
+    assert machine.output("sh", "-c", f"cat {files} 2>/dev/null") == (str(200 << 20) if machine.output("sh", "-c", here) else "")
+    stop_job(machine, "bounded", ranks)
+    drop_in(machine, "bounds", "", "hvdd-engine@.service")
+
+
+@pytest.fixture(name="as_users")
+def _as_users(machine) -> Iterator[Machine]:
+    """With the drop-ins that hvdd(8) names, as it says."""
+    folder, folders = "/usr/share/doc/hvdd/engines-as-users", []
+    for unit in ("hvdd.service", "hvdd-engine@.service"):
+        folders.append(f"/etc/systemd/system/{unit}.d")
+        machine.run(["install", "-D", "-m644", f"{folder}/{unit}.conf", f"{folders[-1]}/engines-as-users.conf"])
+    machine.run(["systemctl", "daemon-reload"])
+    machine.run(["systemctl", "restart", "hvdd"])
+    yield machine
+    machine.run(["rm", "-r", *folders])
+    machine.run(["systemctl", "daemon-reload"])
+    machine.run(["systemctl", "restart", "hvdd"])
+
+
+def test_with_the_drop_ins_an_engine_becomes_its_jobs_user_and_nothing_else_does(as_users):
+    jobs_ranks = [start_job([as_users] * 2, name, STEADY, user) for name, user in (("a", ALICE), ("b", BOB))]
+    hvdd = as_users.output("id", "-u", "hvdd")
+    for name, user in (("a", ALICE), ("b", BOB)):
+        status = status_of(as_users, row_of(as_users, name)["engine_pid"])
+        assert status["Uid"].split() == status["Gid"].split() == [str(user.uid)] * 4
+        assert status["Groups"].split() == [as_users.output("id", "-g", "hvdd")]
+        assert [int(status[kind], 16) for kind in ("CapPrm", "CapEff", "CapInh", "CapAmb")] == [0] * 4
+        assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
+    for pid, rights in ((main_pid(as_users), 1 << 5), (gate_pid(as_users), 0)):
+        status = status_of(as_users, pid)
+        assert (status["Uid"].split(), int(status["CapEff"], 16)) == ([hvdd] * 4, rights)
+    for pattern, most in (EXPOSURE_MAX | {"hvdd-engine@*": 21}).items():
+        as_users.run(["systemd-analyze", "security", "--no-pager", f"--threshold={most}", as_users.units(pattern)[0]])
+    stop_job(as_users, "a", jobs_ranks[0])
+    stop_job(as_users, "b", jobs_ranks[1])
+
+
+def test_with_the_drop_ins_a_user_harms_his_own_job_alone(as_users):
+    """He ends his engine, or stops it; hvdd may end it, and no user another's."""
+    others = start_job([as_users] * 2, "other", STEADY, BOB)
+    before = row_of(as_users, "other")
+    for signal in ("KILL", "STOP"):
+        victims = start_job([as_users] * 2, "victim", STEADY)
+        engine = row_of(as_users, "victim")["engine_pid"]
+        assert as_users.run(["kill", f"-{signal}", str(before["engine_pid"])], ALICE, check=False).returncode != 0
+        as_users.run(["kill", f"-{signal}", str(engine)], ALICE)
+        for code, err in ends(victims, 20):
+            assert code == 1 and "ENGINE_LOST" in err and str(engine) in err, err
+        wait_until(lambda: len(as_users.units("hvdd-engine@*")) == 1, "its unit to end", 10)
+    check_goes_on(as_users, before)
+    stop_job(as_users, "other", others)
+
+
+def test_with_the_drop_ins_the_next_hvdd_finds_an_engine_of_another_user(as_users):
+    ranks = start_job([as_users] * 2, "outlives", STEADY)
+    before, first = row_of(as_users, "outlives"), main_pid(as_users)
+    as_users.run(["systemctl", "kill", "--kill-whom=main", "--signal=KILL", "hvdd"])
+    wait_until(lambda: main_pid(as_users) not in (0, first), "the next hvdd", 5)
+    check_goes_on(as_users, row_of(as_users, "outlives") | {"engine_pid": before["engine_pid"]})
+    stop_job(as_users, "outlives", ranks)
 
 
 # ---- two machines ----
