@@ -346,7 +346,7 @@ START_TEST(only_what_can_change_in_a_running_hvdd_is_marked_for_reload)
         ck_assert_int_eq(node_config_find(command[i])->apply, NODE_APPLY_COMMAND);
     for (size_t i = 0; i < node_config_row_count; i++)
         reloads += node_config_rows[i].apply == NODE_APPLY_RELOAD;
-    ck_assert_uint_eq(reloads, node_config_row_count - 33);
+    ck_assert_uint_eq(reloads, node_config_row_count - 35);
 }
 END_TEST
 
