@@ -292,7 +292,7 @@ static bool check_comm(struct gpu *gpu, struct gpu_job *job)
     const struct engine_span *span = job->batch->works[0]->span;
 
     job->tentative = span && span->tentative;
-    HVI_ASSERT(!job->tentative || job->route.ranks > 1); /* order/root.c */
+    HVI_ASSERT(!job->tentative || job->route.ranks > 1); /* order/root_replay.c */
     if (job->route.ranks == 1)
         return true;
     job->comm = gpu->config.comm_wanted ? comm_for(gpu, &job->route, job->batch->works[0]) : NULL;

@@ -33,8 +33,8 @@ static bool goes_along(const struct gpu *gpu, const struct gpu_job *first,
 {
     const struct engine_work *work = job->batch->works[0];
 
-    return job->queued && job->comm == first->comm && job->agreed == first->agreed &&
-           is_small(work) && gpu->pack.bytes + work->bytes <= ENGINE_FUSION_DEVICE_BYTES &&
+    return job->queued && job->agreed == first->agreed && is_small(work) &&
+           gpu->pack.bytes + work->bytes <= ENGINE_FUSION_DEVICE_BYTES &&
            slots <= HVI_DEVICE_SLOTS && engine_gpu_fuses(first->batch->works[0], work);
 }
 
@@ -50,7 +50,8 @@ const struct engine_batch *engine_gpu_pack(struct gpu *gpu, struct gpu_job *job)
         return first->batch;
     }
     for (; job && gpu->pack.count < HVI_DEVICE_WORKS; job = job->next) {
-        if (!engine_gpu_has_nodes(job)) /* it is of this node alone */
+        /* What is of this node alone, or of other workers, which one node may know to be lost, is passed over. */
+        if (!engine_gpu_has_nodes(job) || job->comm != first->comm)
             continue;
         slots += engine_gpu_share(job->batch->works[0], &job->route);
         if (job != first && !goes_along(gpu, first, job, slots))

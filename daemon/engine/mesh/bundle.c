@@ -63,7 +63,7 @@ bool engine_mesh_bundle_may(const struct hvi_mesh_report *report)
     return report->what == HVI_MESH_BROUGHT && report->set == 0 && report->kind != HVI_KIND_JOIN &&
            !report->more && !report->has_pair && report->said_count == 1 &&
            said->place_count == 0 && said->instance_count == 0 && said->integer_count == 0 &&
-           !said->has_leader && said->ndim <= HVI_DIMS_MAX;
+           said->memory != HVI_MEMORY_DEVICE && !said->has_leader && said->ndim <= HVI_DIMS_MAX;
 }
 
 /* ---- by name ---- */

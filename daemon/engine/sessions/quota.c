@@ -127,15 +127,20 @@ static void settle(struct engine_sessions *sessions, struct engine_claim **link,
 
 void engine_quota_told(struct engine_sessions *sessions, const struct hvi_engine_regions *told)
 {
-    struct engine_claim **link = &sessions->quota.claims;
+    struct engine_claim **first = &sessions->quota.claims;
+    const struct engine_claim *claim = *first;
 
-    while (*link && (*link)->request != told->request)
-        link = &(*link)->next;
-    if (!*link)
+    while (claim && claim->request != told->request)
+        claim = claim->next;
+    if (!claim)
         return;
     if (told->text[0] == '\0')
         sessions->quota.granted = told->bytes;
-    settle(sessions, link, told->text[0] == '\0' ? HVI_OK : HVI_ERR_LIMIT, told->text);
+    /* Answers come in order: those before it were never asked for by themselves, and are in its sum. */
+    while (*first && (*first)->request <= told->request)
+        settle(sessions, first, told->text[0] == '\0' ? HVI_OK : HVI_ERR_LIMIT, told->text);
+    if (*first && arm(sessions) != HVI_OK)
+        engine_quota_alone(sessions);
 }
 
 void engine_quota_alone(struct engine_sessions *sessions)

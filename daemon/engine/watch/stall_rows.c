@@ -397,6 +397,7 @@ void engine_stall_describe_ranks(const struct engine_watch *watch, const int32_t
     bool told[ENGINE_STALL_RANKS] = {false};
     char text[256];
 
+    snprintf(text_p, size, "%s", count == 0 ? "outputs of its ranks" : "");
     for (uint32_t i = 0; i < shown; i++)
         nodes[i] = engine_roster_node(watch->order->roster, ranks[i]);
     for (uint32_t i = 0; i < shown; i++) {
