@@ -155,7 +155,7 @@ static bool give_to_service(const char *path)
 {
     const struct passwd *user = geteuid() == 0 ? getpwnam(SERVICE_USER) : NULL;
 
-    return user == NULL || chown(path, user->pw_uid, user->pw_gid) == 0;
+    return user == NULL || lchown(path, user->pw_uid, user->pw_gid) == 0;
 }
 
 static bool make_folder(const char *path)

@@ -29,15 +29,16 @@ static int await(struct gaicb *request)
 const char *ctl_resolve(const char *host, struct addrinfo **list_p)
 {
     static const struct addrinfo hints = {.ai_socktype = SOCK_STREAM};
-    struct gaicb *request = calloc(1, sizeof *request);
+    struct gaicb *request = calloc(1, sizeof *request + strlen(host) + 1);
     if (request == NULL)
         return "out of memory";
-    request->ar_name = host;
+    request->ar_name = strcpy((char *)(request + 1), host);
     request->ar_request = &hints;
     int status = getaddrinfo_a(GAI_NOWAIT, &request, 1, NULL);
     if (status == 0)
         status = await(request);
-    if (status == EAI_INPROGRESS) /* the request stays: a thread of the C library has it */
+    if (status ==
+        EAI_INPROGRESS) /* the request stays, with the name: a thread of the C library has it */
         return "no name server answers within 3 s";
     if (status == 0)
         *list_p = request->ar_result;
