@@ -236,7 +236,7 @@ static void answer_nodes(struct connection *connection, uint64_t request)
 {
     struct hvi_admin_reply reply = {.status = HVI_OK};
 
-    if (gate_mesh_ask(connection->gate, connection->number, request, HVI_ADMIN_NODES))
+    if (gate_mesh_ask(connection->gate, connection->number, request, HVI_ADMIN_NODES) == HVI_OK)
         return;
     gate_mesh_rows(connection->gate, &reply);
     answer(connection, request, &reply);
@@ -245,9 +245,15 @@ static void answer_nodes(struct connection *connection, uint64_t request)
 
 static void answer_mesh_jobs(struct connection *connection, uint64_t request)
 {
-    if (!gate_mesh_ask(connection->gate, connection->number, request, HVI_ADMIN_JOBS))
-        answer_text(connection, request, HVI_ERR_UNSUPPORTED,
+    int status = gate_mesh_ask(connection->gate, connection->number, request, HVI_ADMIN_JOBS);
+
+    if (status == HVI_ERR_UNSUPPORTED)
+        answer_text(connection, request, status,
                     "this hvdd is in no mesh with other nodes (mesh-seeds in hvdd.conf)");
+    else if (status != HVI_OK)
+        answer_text(
+            connection, request, status,
+            "the nodes of the mesh are asked for their jobs too often; try again in a second");
 }
 
 /* ---- events ---- */

@@ -76,8 +76,9 @@ int gate_mesh_open(struct gate *gate);
 void gate_mesh_register(struct gate *gate, struct hvi_node_register *registered);
 void gate_mesh_withdraw(struct gate *gate, const struct hvi_node_withdraw *withdrawn);
 /* Asks all nodes for the connection of that number, whose request it is: which there are (`what` is HVI_ADMIN_NODES) or which
- * jobs they have (HVI_ADMIN_JOBS). The answer comes by gate_admin_answer, soon or at once. False: there is no mesh. */
-bool gate_mesh_ask(struct gate *gate, uint64_t connection, uint64_t request, uint32_t what);
+ * jobs they have (HVI_ADMIN_JOBS). The answer comes by gate_admin_answer, soon or at once, where the status is HVI_OK;
+ * HVI_ERR_UNSUPPORTED: there is no mesh; HVI_ERR_LIMIT: too many ask. */
+int gate_mesh_ask(struct gate *gate, uint64_t connection, uint64_t request, uint32_t what);
 /* hvdd's answer to a question of the mesh. False: it is none of its. */
 bool gate_mesh_answer(struct gate *gate, struct hvi_gate_reply *reply);
 /* Fills in the nodes that this gate knows. */

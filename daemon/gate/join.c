@@ -195,9 +195,11 @@ static void place(struct gate_mesh *mesh, struct mesh_own *own)
 {
     struct mesh_seed *best = first_up(mesh);
 
-    if (best == NULL || own->at == best || own->answered)
+    const bool is_back = own->at == best && own->leaving != 0; /* before it had left */
+
+    if (best == NULL || own->answered || (own->at == best && !is_back))
         return;
-    if (own->at != NULL && !leave(own))
+    if (own->at != NULL && !is_back && !leave(own))
         return;
     own->at = best;
     say_own(best, own);
@@ -531,8 +533,10 @@ static void try_seed(struct mesh_seed *seed)
     seed->keys = (struct gate_keys){.of_node = true};
     memcpy(seed->keys.server, key, sizeof(seed->keys.server));
     memcpy(seed->keys.secret, keys->secret, sizeof(seed->keys.secret));
-    if (open_seed(seed, &seed->keys, text, sizeof(text)) != HVI_OK)
-        note_failure(seed, text, true);
+    if (open_seed(seed, &seed->keys, text, sizeof(text)) == HVI_OK)
+        return;
+    note_failure(seed, text, true);
+    seed->keys.server[0] = '\0'; /* mesh_join_allowed tries again */
 }
 
 int mesh_join_open(struct gate_mesh *mesh, char *text_p, size_t text_size)

@@ -156,9 +156,9 @@ void gate_mesh_withdraw(struct gate *gate, const struct hvi_node_withdraw *withd
 {
     struct gate_mesh *mesh = gate->mesh;
 
-    if (!mesh->open)
+    if (!mesh->open && !mesh->of_nodes)
         return;
-    if (mesh->seed_count == 0)
+    if (mesh->open && mesh->seed_count == 0)
         mesh_listen_withdraw(mesh, withdrawn);
     else
         mesh_join_withdraw(mesh, withdrawn);

@@ -66,6 +66,7 @@ struct gate_mesh {
 
     /* query.c */
     struct mesh_query *queries;
+    uint64_t asked_paid_ns; /* base/rate.h: how often all nodes are asked */
     uint32_t query_count;
     uint64_t last_ticket;
 };

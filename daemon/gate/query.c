@@ -16,6 +16,8 @@
  * A ticket is a query's number. hvdd gets it with TICKET, which no connection of admin.sock has. */
 #include "daemon/gate/mesh.h"
 
+#include "base/clock.h"
+#include "base/rate.h"
 #include "base/status.h"
 
 #include <stdio.h>
@@ -28,7 +30,11 @@
 #define GATHER_NS   ((int64_t)HVI_NS_SEC)
 #define PASS_NS     (2 * (int64_t)HVI_NS_SEC)
 #define TICKET      (UINT64_C(1) << 63)
-#define NO_USER     UINT32_MAX
+
+/* Ten times a second all nodes are asked. */
+#define GATHERS_EACH_NS (100 * HVI_NS_MS)
+#define GATHERS_BURST   20u
+#define NO_USER         UINT32_MAX
 
 enum query_kind { PASSED, GATHERS, FETCHES };
 
@@ -204,6 +210,8 @@ static void take_part(struct mesh_query *query, const struct hvi_mesh_reply *par
     } else if (hvi_admin_reply_decode(part->part, part->part_bytes, &reply, NULL, 0) != HVI_OK) {
         note(&query->reply, node, "gave an answer that cannot be read");
     } else {
+        if (reply.status != HVI_OK)
+            note(&query->reply, node, "cannot answer now");
         add_jobs(&query->reply, &reply, node);
         hvi_admin_reply_free(&reply);
     }
@@ -245,6 +253,13 @@ static void gather(struct gate_mesh *mesh, struct mesh_query *query)
 
 /* ---- questions ---- */
 
+/* Every node is asked for its jobs, outside its users' measures. */
+static bool is_too_often(struct gate_mesh *mesh, uint32_t what)
+{
+    return what == HVI_ADMIN_JOBS &&
+           hvi_rate_take(&mesh->asked_paid_ns, hvi_clock_ns(), GATHERS_EACH_NS, GATHERS_BURST) > 0;
+}
+
 void mesh_query_take(struct gate_mesh *mesh, struct mesh_seed *seed, uint64_t node,
                      const struct hvi_mesh_question *question)
 {
@@ -252,6 +267,8 @@ void mesh_query_take(struct gate_mesh *mesh, struct mesh_seed *seed, uint64_t no
 
     if (question->what != HVI_ADMIN_JOBS && (seed != NULL || question->what != HVI_ADMIN_NODES))
         return; /* a newer one's: its time runs out */
+    if (seed == NULL && is_too_often(mesh, question->what))
+        return; /* as well: its gate has a measure of its own */
     query = query_new(mesh, seed != NULL ? FETCHES : GATHERS, GATHER_NS);
     if (query == NULL)
         return;
@@ -278,27 +295,30 @@ static void pass(struct mesh_query *query, struct mesh_seed *seed)
     mesh_join_say(seed, &msg);
 }
 
-bool gate_mesh_ask(struct gate *gate, uint64_t connection, uint64_t request, uint32_t what)
+int gate_mesh_ask(struct gate *gate, uint64_t connection, uint64_t request, uint32_t what)
 {
     struct gate_mesh *mesh = gate->mesh;
-    struct mesh_query *query = mesh->open ? query_new(mesh, GATHERS, GATHER_NS) : NULL;
+    struct mesh_query *query;
     struct mesh_seed *seed = mesh_join_seed(mesh);
 
+    if (!mesh->open)
+        return HVI_ERR_UNSUPPORTED;
+    query = is_too_often(mesh, what) ? NULL : query_new(mesh, GATHERS, GATHER_NS);
     if (query == NULL)
-        return false;
+        return HVI_ERR_LIMIT;
     query->connection = connection;
     query->request = request;
     query->what = what;
     if (seed != NULL && !seed->here) {
         pass(query, seed);
-        return true;
+        return HVI_OK;
     }
     if (seed == NULL && mesh->seed_count > 0 && what == HVI_ADMIN_JOBS)
         snprintf(query->reply.text, sizeof(query->reply.text),
                  "no seed of the mesh can be reached, so these are the jobs of node %s alone",
                  mesh->name);
     gather(mesh, query);
-    return true;
+    return HVI_OK;
 }
 
 /* ---- what comes back ---- */
@@ -378,6 +398,8 @@ static void end_late(struct gate_mesh *mesh, struct mesh_query *query)
                  query->seed->name);
         if (query->what == HVI_ADMIN_NODES)
             gate_mesh_rows(mesh->gate, &query->reply);
+        else
+            query->reply.status = HVI_ERR_ATTACH_TIMEOUT;
         snprintf(query->reply.text, sizeof(query->reply.text), "%s", why);
     } else {
         for (size_t i = 0; i < query->wait_count; i++)

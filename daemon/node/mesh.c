@@ -219,6 +219,8 @@ int node_mesh_init(struct node *node)
              (node->config.mesh_join[0] != '\0' || node->config.rendezvous[0] != '\0'))
         wrong =
             "with --mesh-seeds a hvdd knows whom to join: leave --mesh-join and --rendezvous out";
+    else if (!node->private_mode && node->config.rendezvous[0] != '\0')
+        wrong = "rendezvous is for the private hvdd of a job; a hvdd for all users has mesh-seeds";
     else if (ports[0] != '\0' && !parse_ports(ports, &mesh->port_first, &mesh->port_last))
         wrong = "port-range (HVD_PORT_RANGE) is no range of ports as 9600-9631";
     else if (lanes[0] != '\0' && !parse_lanes(lanes, &mesh->net_lanes))

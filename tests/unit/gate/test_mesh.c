@@ -70,7 +70,7 @@ static void prepare(struct side *side, const char *name, uint64_t node)
     start->node = node;
     start->uid = 1000;
     snprintf(start->name, sizeof(start->name), "%s", name);
-    start->port_first = 20000 + (uint32_t)getpid() % 20000;
+    start->port_first = 20000 + (uint32_t)getpid() % 10000;
     start->port_last = start->port_first + 500;
     start->start_timeout_ns = 30 * HVI_NS_SEC;
     ck_assert_int_eq(gate_link_open(&side->gate), HVI_OK);

@@ -13,6 +13,7 @@ static void setup(void)
     memset(&node, 0, sizeof(node));
     memset(&start, 0, sizeof(start));
     node_config_defaults(&node.config);
+    node.private_mode = true;
     snprintf(node.rundir.path, sizeof(node.rundir.path), "/run/x");
     unsetenv("HVD_KEY_FILE");
     unsetenv("HVD_PORT_RANGE");
@@ -200,6 +201,9 @@ START_TEST(a_rendezvous_that_is_no_place_is_refused)
     }
     snprintf(node.config.rendezvous, sizeof(node.config.rendezvous), "127.0.0.1");
     ck_assert_int_eq(node_mesh_init(&node), HVI_OK);
+    node.private_mode = false;
+    ck_assert_int_eq(node_mesh_init(&node), HVI_ERR_INVALID);
+    node.private_mode = true;
     snprintf(node.config.mesh_join, sizeof(node.config.mesh_join), "host:9600");
     ck_assert_int_eq(node_mesh_init(&node), HVI_ERR_INVALID);
 }
