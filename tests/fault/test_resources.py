@@ -179,6 +179,6 @@ def test_a_hundred_thousand_ops_cost_no_descriptor_and_no_memory(daemon):
     rounds(10_000 // share, 3000)
     for (fds, maps, rss), (fds_now, maps_now, rss_now) in zip(before, holdings()):
         assert fds_now == fds
-        assert maps_now <= maps + 2, "mappings pile up"  # malloc's own may come
+        assert maps_now <= maps + (20 if sanitized() else 2), "mappings pile up"  # malloc's own may come
         if not sanitized():  # their allocators keep what was freed
             assert rss_now <= rss + (1 << 20), f"{rss} bytes became {rss_now}"
