@@ -7,7 +7,8 @@
 #
 # o3          gcc at -O3, as packagers build: there gcc warns of more
 # arm         built for aarch64; unit tests under an emulator
-# tensorflow  hvd.tensorflow and hvd.keras on TensorFlow 2.15, and the examples with Keras 2 on the newest
+# tensorflow  hvd.tensorflow and hvd.keras on TensorFlow 2.15, and with Keras 2 on the newest
+# slow        what takes minutes and is about one thing: counts of ranks of torch.distributed, the bench's own tests, the property test's
 # huge        tensors of more than 4 GiB
 # launchers   jobs on two nodes that torchrun, Open MPI, Slurm and MPICH have started
 # gpus        ops on memory of GPUs of two nodes, on the fake driver: all layouts
@@ -22,7 +23,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-all=(o3 arm tensorflow huge launchers gpus coverage debian13 booted containers fuzz soak)
+all=(o3 arm tensorflow slow huge launchers gpus coverage debian13 booted containers fuzz soak)
 folder=$PWD/build-nightly
 budget_s=6000
 rows=()
@@ -40,7 +41,8 @@ step_o3() {
     cmake --build build-o3 -j "$(nproc)"
 }
 step_arm() { scripts/arm.sh; }
-step_tensorflow() { scripts/test.sh tensorflow -C Nightly -R 'tf215|tf_keras.examples'; }
+step_tensorflow() { scripts/test.sh tensorflow -C Nightly -R 'tf215|tf_keras'; }
+step_slow() { scripts/test.sh release -C Nightly -R 'python.(environment|distributed.whole)|integration.(bench|regress)|property.selftest'; }
 step_huge() {
     build_release
     HVD_BUILD_DIR=$PWD/build-release HVT_HUGE=1 tests/harness/run-pytest -q -rs tests/integration/test_huge.py

@@ -18,6 +18,8 @@ static const struct layout {
     int32_t size;
 } layouts[] = {{2, 4}, {2, 7}, {3, 8}, {20, 60}};
 #define LAYOUTS (int)(sizeof layouts / sizeof layouts[0])
+/* Where a sanitizer would take a minute, it takes a third of them. */
+#define SEEDS(count) (HVT_SANITIZED ? (uint64_t)(count) / 3 : (uint64_t)(count))
 
 static void begin(const struct layout *layout, uint64_t seed)
 {
@@ -161,7 +163,7 @@ START_TEST(a_failure_crosses_with_reports)
 {
     struct hvt_bring what = allreduce("w1", 10);
 
-    for (uint64_t seed = 1; seed < 60; seed++) {
+    for (uint64_t seed = 1; seed < SEEDS(60); seed++) {
         begin(&layouts[_i], seed);
         for (int32_t rank = 0; rank + 1 < one.size; rank++)
             hvt_job_bring(&job, rank, 0, &what);
@@ -611,7 +613,7 @@ START_TEST(what_is_taken_back_too_late_goes_on)
 {
     struct hvt_bring what = allreduce("w1", 4);
 
-    for (uint64_t seed = 1; seed < 40; seed++) {
+    for (uint64_t seed = 1; seed < SEEDS(40); seed++) {
         hvt_job_begin(&job, 2, 4, 2 * seed, false);
         for (int32_t rank = 0; rank < 4; rank++)
             hvt_job_bring(&job, rank, 0, &what);
@@ -652,7 +654,7 @@ START_TEST(a_group_that_fails_leaves_the_next_one_alone)
 {
     static const char *const first[3] = {"a1", "a2", "a3"}, *const second[3] = {"b1", "b2", "b3"};
 
-    for (uint64_t seed = 1; seed < 20; seed++) {
+    for (uint64_t seed = 1; seed < SEEDS(20); seed++) {
         hvt_job_begin(&job, 3, 3, seed, false);
         bring_groups(first, HVI_REDUCE_ADASUM);
         hvt_job_run(&job);
@@ -723,7 +725,7 @@ START_TEST(a_rank_that_had_joined_brings_an_op_again_that_went_on_without_it)
 
     gather.kind = HVI_KIND_ALLGATHER;
     gather.room = 4096;
-    for (uint64_t seed = 1; seed < 20; seed++) {
+    for (uint64_t seed = 1; seed < SEEDS(20); seed++) {
         const struct hvt_part *first = &job.parts[0][1], *second = &job.parts[1][2];
         hvt_job_begin(&job, 2, 2, seed, false);
         hvt_job_bring(&job, 1, 0, &gather);
@@ -850,7 +852,7 @@ END_TEST
 
 START_TEST(sends_from_one_rank_to_another_keep_their_order)
 {
-    for (uint64_t seed = 1; seed < 20; seed++) {
+    for (uint64_t seed = 1; seed < SEEDS(20); seed++) {
         begin(&layouts[0], 2 * seed);
         for (int64_t i = 0; i < 8; i++) {
             struct hvt_bring send = pair_of(HVI_KIND_SEND, 1, 1 + i);
@@ -939,7 +941,7 @@ START_TEST(a_send_that_is_taken_back_too_late_goes_on)
 {
     struct hvt_bring send = pair_of(HVI_KIND_SEND, 1, 4), recv = pair_of(HVI_KIND_RECV, -1, 4);
 
-    for (uint64_t seed = 1; seed < 60; seed++) {
+    for (uint64_t seed = 1; seed < SEEDS(60); seed++) {
         hvt_job_begin(&job, 2, 4, 2 * seed, false);
         hvt_job_bring(&job, 1, 0, &recv);
         hvt_job_bring(&job, 0, 0, &send);
@@ -1167,7 +1169,7 @@ START_TEST(a_send_in_a_set_that_is_closed_fails)
     struct hvt_bring open = opening(three, 3), send = pair_of(HVI_KIND_SEND, 1, 4);
     struct hvt_bring close = {.name = "c", .kind = HVI_KIND_SET_CLOSE, .set = 1};
 
-    for (uint64_t seed = 1; seed < 20; seed++) {
+    for (uint64_t seed = 1; seed < SEEDS(20); seed++) {
         begin(&layouts[0], 2 * seed);
         for (int32_t rank = 0; rank < 3; rank++)
             bring(rank, 0, &open);
