@@ -162,9 +162,9 @@ END_TEST
 static const struct {
     const char *range, *result, *value, *next;
 } ranges[] = {
-    {"40731-40734", "ok", "4 of 4 from 40731 to 40734 are free", ""},
-    {"40731-40731", "note", "1 of 1 from 40731 to 40731 are free", "one more on the first"},
-    {"40735-40735", "problem", "0 of 1 from 40735 to 40735 are free: Address already in use",
+    {"31731-31734", "ok", "4 of 4 from 31731 to 31734 are free", ""},
+    {"31731-31731", "note", "1 of 1 from 31731 to 31731 are free", "one more on the first"},
+    {"31735-31735", "problem", "0 of 1 from 31735 to 31735 are free: Address already in use",
      "HVD_PORT_RANGE=20000-20063"},
     {"9600", "problem", "HVD_PORT_RANGE=9600 is no range of ports", "write it as 9600-9631"},
     {"9631-9600", "problem", "is no range of ports", "write it as 9600-9631"},
@@ -173,7 +173,7 @@ static const struct {
 START_TEST(the_ports_of_jobs_have_to_be_free)
 {
     const struct sockaddr_in6 taken = {
-        .sin6_family = AF_INET6, .sin6_port = htons(40735), .sin6_addr = IN6ADDR_ANY_INIT};
+        .sin6_family = AF_INET6, .sin6_port = htons(31735), .sin6_addr = IN6ADDR_ANY_INIT};
     const int fd = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
     ck_assert_int_eq(bind(fd, (const struct sockaddr *)&taken, sizeof taken), 0);
     ck_assert_int_eq(listen(fd, 1), 0);
