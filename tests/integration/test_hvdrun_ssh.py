@@ -3,6 +3,7 @@
 import getpass
 import os
 import pathlib
+import random
 import re
 import signal
 import socket
@@ -46,6 +47,17 @@ Host n2
 """
 
 
+def is_free(port: int) -> bool:
+    """For both hosts; below the ports that connections are given."""
+    with socket.socket() as first, socket.socket() as second:
+        try:
+            first.bind(("127.0.0.1", port))
+            second.bind(("127.0.0.2", port))
+        except OSError:
+            return False
+    return True
+
+
 class Server(Launcher):
     """A Launcher with a sshd of its own."""
 
@@ -55,9 +67,7 @@ class Server(Launcher):
         for name in ("hostkey", "id"):
             subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.folder / name)], check=True)
         (self.folder / "authorized_keys").write_text((self.folder / "id.pub").read_text())
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            self.port = listener.getsockname()[1]
+        self.port = next(filter(is_free, random.sample(range(20000, 32000), 100)))
         key = " ".join((self.folder / "hostkey.pub").read_text().split()[:2])
         (self.folder / "known_hosts").write_text("".join(f"[127.0.0.{last}]:{self.port} {key}\n" for last in (1, 2)))
         values = {"folder": self.folder, "token": self.token, "user": self.user, "port": self.port}
