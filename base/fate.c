@@ -64,6 +64,13 @@ struct hvi_fate hvi_fate_from_wait(int wait_status)
     return (struct hvi_fate){HVI_FATE_UNKNOWN, 0};
 }
 
+struct hvi_fate hvi_fate_from_child(const siginfo_t *info)
+{
+    return (struct hvi_fate){.kind =
+                                 info->si_code == CLD_EXITED ? HVI_FATE_EXITED : HVI_FATE_SIGNALED,
+                             .code = info->si_status};
+}
+
 static bool ask_pidfd_info(int pidfd, struct hvi_fate *fate_p)
 {
     struct pidfd_info_v0 info = {.mask = INFO_EXIT};
@@ -84,8 +91,7 @@ static bool ask_wait(pid_t pid, struct hvi_fate *fate_p)
     siginfo_t info = {.si_pid = 0};
     if (waitid(P_PID, (id_t)pid, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid != pid)
         return false;
-    fate_p->kind = info.si_code == CLD_EXITED ? HVI_FATE_EXITED : HVI_FATE_SIGNALED;
-    fate_p->code = info.si_status;
+    *fate_p = hvi_fate_from_child(&info);
     return true;
 }
 
@@ -186,6 +192,14 @@ struct hvi_fate hvi_fate_look(pid_t pid, int pidfd)
     /* It may have been reaped between the questions; then the first place knows now. */
     if (fate.kind == HVI_FATE_UNKNOWN && pidfd >= 0)
         (void)ask_pidfd_info(pidfd, &fate);
+    return fate;
+}
+
+struct hvi_fate hvi_fate_of_gone(pid_t pid, int pidfd)
+{
+    struct hvi_fate fate = hvi_fate_look(pid, pidfd);
+    if (fate.kind == HVI_FATE_ALIVE)
+        fate.kind = HVI_FATE_UNKNOWN;
     return fate;
 }
 

@@ -5,6 +5,7 @@
 #ifndef HVI_BASE_FATE_H
 #define HVI_BASE_FATE_H
 
+#include <signal.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <sys/types.h>
@@ -23,6 +24,8 @@ struct hvi_fate {
 
 /* Looks once; never blocks. `pidfd` may be -1. */
 struct hvi_fate hvi_fate_look(pid_t pid, int pidfd);
+/* The same for a process whose `pidfd` has said that it is gone, whatever /proc says about that pid now: never ALIVE. */
+struct hvi_fate hvi_fate_of_gone(pid_t pid, int pidfd);
 /* True for a process that ends, and whose first thread is past its last instruction, although its
  * descriptors are still open: the kernel takes memory apart first, which for much memory takes much
  * longer than anybody should wait. Its other threads may run a little longer: hvi_process_is_quiet.
@@ -33,6 +36,8 @@ bool hvi_fate_is_ending(pid_t pid, int pidfd, struct hvi_fate *fate_p);
 bool hvi_process_is_quiet(pid_t pid, int pidfd);
 /* From a wait(2) status. */
 struct hvi_fate hvi_fate_from_wait(int wait_status);
+/* From what waitid(2) with WEXITED says. */
+struct hvi_fate hvi_fate_from_child(const siginfo_t *info);
 /* "was killed by signal 9 (SIGKILL)", "exited with code 3", "is gone (how is not known)",
  * "is alive but dropped its connection". */
 void hvi_fate_describe(struct hvi_fate fate, char *text_p, size_t text_size);

@@ -451,12 +451,10 @@ static void replace(struct node *node, const char *fate)
 static int on_exit_of_stranger(sd_event_source *source, int fd, uint32_t events, void *user)
 {
     struct node *node = user;
-    struct hvi_fate fate = hvi_fate_look(node->gate.pid, fd);
+    struct hvi_fate fate = hvi_fate_of_gone(node->gate.pid, fd);
     char text[128];
 
     (void)source, (void)events;
-    if (fate.kind == HVI_FATE_ALIVE) /* gone, whatever /proc says about that pid now */
-        fate.kind = HVI_FATE_UNKNOWN;
     hvi_fate_describe(fate, text, sizeof(text));
     replace(node, text);
     return 0;
@@ -465,9 +463,7 @@ static int on_exit_of_stranger(sd_event_source *source, int fd, uint32_t events,
 static int on_exit_of_gate(sd_event_source *source, const siginfo_t *info, void *user)
 {
     struct node *node = user;
-    struct hvi_fate fate = {.kind =
-                                info->si_code == CLD_EXITED ? HVI_FATE_EXITED : HVI_FATE_SIGNALED,
-                            .code = info->si_status};
+    struct hvi_fate fate = hvi_fate_from_child(info);
     char text[128];
 
     (void)source;

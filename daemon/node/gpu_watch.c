@@ -87,12 +87,10 @@ static bool handle(struct node_worker *worker, const struct hvi_packet *packet)
 static int on_exit_of_stranger(sd_event_source *source, int fd, uint32_t events, void *user)
 {
     struct node_worker *worker = user;
-    struct hvi_fate fate = hvi_fate_look(worker->pid, fd);
+    struct hvi_fate fate = hvi_fate_of_gone(worker->pid, fd);
     char text[128];
 
     (void)source, (void)events;
-    if (fate.kind == HVI_FATE_ALIVE) /* gone, whatever /proc says about that pid now */
-        fate.kind = HVI_FATE_UNKNOWN;
     hvi_fate_describe(fate, text, sizeof(text));
     node_worker_gone(worker, text);
     return 0;
@@ -100,9 +98,7 @@ static int on_exit_of_stranger(sd_event_source *source, int fd, uint32_t events,
 
 static int on_exit_of_child(sd_event_source *source, const siginfo_t *info, void *user)
 {
-    struct hvi_fate fate = {.kind =
-                                info->si_code == CLD_EXITED ? HVI_FATE_EXITED : HVI_FATE_SIGNALED,
-                            .code = info->si_status};
+    struct hvi_fate fate = hvi_fate_from_child(info);
     char text[128];
 
     (void)source;

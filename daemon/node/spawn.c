@@ -218,9 +218,7 @@ static int send_start(struct node *node, struct node_engine *engine, int trainer
 static int engine_ended(sd_event_source *source, const siginfo_t *info, void *user)
 {
     struct node_engine *engine = user;
-    struct hvi_fate fate = {.kind =
-                                info->si_code == CLD_EXITED ? HVI_FATE_EXITED : HVI_FATE_SIGNALED,
-                            .code = info->si_status};
+    struct hvi_fate fate = hvi_fate_from_child(info);
     char text[128];
 
     (void)source;
@@ -232,12 +230,10 @@ static int engine_ended(sd_event_source *source, const siginfo_t *info, void *us
 static int stranger_ended(sd_event_source *source, int fd, uint32_t events, void *user)
 {
     struct node_engine *engine = user;
-    struct hvi_fate fate = hvi_fate_look(engine->pid, fd);
+    struct hvi_fate fate = hvi_fate_of_gone(engine->pid, fd);
     char text[128];
 
     (void)source, (void)events;
-    if (fate.kind == HVI_FATE_ALIVE) /* gone, whatever /proc says about that pid now */
-        fate.kind = HVI_FATE_UNKNOWN;
     hvi_fate_describe(fate, text, sizeof(text));
     node_link_end(engine, fate.kind != HVI_FATE_SIGNALED && fate.code == 0, text);
     return 0;

@@ -162,8 +162,7 @@ bool run_proc_look(struct run_proc *proc)
     siginfo_t info = {0};
     if (waitid(P_PID, (id_t)proc->pid, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0)
         return false;
-    proc->fate.kind = info.si_code == CLD_EXITED ? HVI_FATE_EXITED : HVI_FATE_SIGNALED;
-    proc->fate.code = info.si_status;
+    proc->fate = hvi_fate_from_child(&info);
     return true;
 }
 

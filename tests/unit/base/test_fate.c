@@ -493,6 +493,22 @@ START_TEST(a_wait_status_becomes_a_fate)
 }
 END_TEST
 
+START_TEST(a_childs_end_becomes_a_fate)
+{
+    struct hvi_fate fate = hvi_fate_from_child(&(siginfo_t){.si_code = CLD_EXITED, .si_status = 3});
+    ck_assert(fate.kind == HVI_FATE_EXITED && fate.code == 3);
+    fate = hvi_fate_from_child(&(siginfo_t){.si_code = CLD_DUMPED, .si_status = SIGSEGV});
+    ck_assert(fate.kind == HVI_FATE_SIGNALED && fate.code == SIGSEGV);
+}
+END_TEST
+
+START_TEST(what_has_gone_is_never_alive)
+{
+    ck_assert_int_eq(hvi_fate_look(getpid(), -1).kind, HVI_FATE_ALIVE);
+    ck_assert_int_eq(hvi_fate_of_gone(getpid(), -1).kind, HVI_FATE_UNKNOWN);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("base/fate");
@@ -515,6 +531,8 @@ int main(void)
     tcase_add_test(tcase, sentences_are_the_promised_ones);
     tcase_add_test(tcase, a_short_buffer_cuts_the_sentence);
     tcase_add_test(tcase, a_wait_status_becomes_a_fate);
+    tcase_add_test(tcase, a_childs_end_becomes_a_fate);
+    tcase_add_test(tcase, what_has_gone_is_never_alive);
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);
 }
