@@ -8,7 +8,7 @@
 # o3          gcc at -O3, as packagers build: there gcc warns of more
 # arm         built for aarch64; unit tests under an emulator
 # tensorflow  hvd.tensorflow and hvd.keras on TensorFlow 2.15, and with Keras 2 on the newest
-# slow        what takes minutes and is about one thing: counts of ranks of torch.distributed, the bench's own tests, the property test's
+# slow        single tests that take minutes: python.distributed.whole, integration.bench and .regress, property.selftest
 # huge        tensors of more than 4 GiB
 # launchers   jobs on two nodes that torchrun, Open MPI, Slurm and MPICH have started
 # gpus        ops on memory of GPUs of two nodes, on the fake driver: all layouts

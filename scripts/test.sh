@@ -4,9 +4,10 @@
 #
 #   scripts/test.sh [PRESET] [--only LABELS] [ctest arguments]      PRESET: release (default), debug, asan, tsan
 #   scripts/test.sh asan -L unit
-#   scripts/test.sh tensorflow [ctest arguments]    hvd.tensorflow and hvd.keras on the newest TensorFlow, with Keras 3, Keras 2
-#                                                   and Keras on PyTorch; by default only a small set
-#   scripts/test.sh release -C Whole                everything, also what the default leaves out to take less time
+#   scripts/test.sh tensorflow [ctest arguments]    hvd.tensorflow and hvd.keras on the newest TensorFlow, with Keras 3, Keras
+#                                                   on PyTorch and a little with Keras 2; by default only a small set
+#   scripts/test.sh release -C Whole                also what the default leaves out to take less time,
+#                                                   but not what is left to scripts/nightly.sh
 #
 # --only unit,contract builds no more than tests with these labels need, and runs them: unit, contract, property, fuzz.
 # CC=clang builds with clang, in build-PRESET-clang. What was skipped or late is listed at the end; a skip that tests/skips.txt does

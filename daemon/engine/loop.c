@@ -83,7 +83,7 @@ static bool pass(struct engine *engine)
 static void beat(struct engine *engine, uint64_t now_ns)
 {
     engine->event_ns = now_ns;
-    /* Relaxed, pairs with the load in client/link/silence.c: nothing else is read by it. */
+    /* Relaxed, pairs with the load in client/link/liveness.c: nothing else is read by it. */
     atomic_store_explicit(&engine->bell->beat, now_ns, memory_order_relaxed);
 }
 

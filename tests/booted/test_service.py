@@ -235,10 +235,10 @@ def test_the_kernel_has_the_limits_of_the_gate(machine):
     """Memory where the machine has that controller."""
     ctl(machine, "status")
     path = f"system.slice/{cgroup_of(machine, gate_pid(machine))}"
-    assert machine.show(machine.units("hvdd-gate@*")[0], "MemoryMax", "TasksMax") == {"MemoryMax": str(1 << 30), "TasksMax": "64"}
+    assert machine.show(machine.units("hvdd-gate@*")[0], "MemoryMax", "TasksMax") == {"MemoryMax": str(1 << 30), "TasksMax": "128"}
     here = "ls -d /sys/fs/cgroup/memory || grep -w memory /sys/fs/cgroup/cgroup.controllers"
     files = f"'/sys/fs/cgroup/{path}/memory.max' '/sys/fs/cgroup/memory/{path}/memory.limit_in_bytes'"
-    assert machine.output("sh", "-c", f"cat {files} 2>/dev/null") == (str(512 << 20) if machine.output("sh", "-c", here) else "")
+    assert machine.output("sh", "-c", f"cat {files} 2>/dev/null") == (str(1 << 30) if machine.output("sh", "-c", here) else "")
 
 
 # ---- faults ----
@@ -312,7 +312,7 @@ def test_the_stop_of_an_engines_unit_ends_its_job_alone(machine):
 
 
 def drop_in(machine: Machine, name: str, line: str, unit: str = "hvdd.service") -> None:
-    """systemctl edit --runtime hvdd.service; `line` may be empty."""
+    """systemctl edit --runtime UNIT; `line` may be empty."""
     folder = machine.path(f"/run/systemd/system/{unit}.d")
     folder.mkdir(exist_ok=True, parents=True)
     (folder / f"{name}.conf").write_text(f"[Service]\n{line}\n", encoding="ascii")
