@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hvt import Daemon, Status, as_service, check_prompt, procs, program, stopped, wait_until, wire
+from hvt import Daemon, Status, as_service, being, check_prompt, procs, program, stopped, wait_until, wire
 from hvt.job import Job
 from hvt.zmtp import GREETING, READY
 
@@ -148,11 +148,8 @@ def test_descriptors_that_a_trainer_does_not_read_keep_no_other_user_out():
                 preexec=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))) as daemon:
         daemon.allow("rank-lost", "session-ended", "rank-ended", "attach-refused")
         job = Job(daemon, 2)
-        os.seteuid(NOBODY)
-        try:
+        with being(NOBODY):
             raw = [wire.Raw(daemon.attach_path) for _ in range(2)]
-        finally:
-            os.seteuid(0)
         with raw[0], raw[1]:
             region = sealed(8192)
             for rank, one in enumerate(raw):

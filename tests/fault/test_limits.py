@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from hvt import Daemon, Status, as_service, stopped, wait_until, wire
+from hvt import Daemon, Status, as_service, being, stopped, wait_until, wire
 from hvt.job import Job
 from hvt.zmtp import Zmtp
 
@@ -28,16 +28,6 @@ OPTIONS = {"max-jobs": 4, "max-jobs-per-user": 2, "start-rate-per-user": 1000, "
            "region-limit": "1M", "region-bytes-per-user": "1400K", "region-bytes": "2M", "regions-per-session": 5, "engine-linger": "50ms"}
 EXPECTED = ("attach-refused", "admin-limit", "region-refused", "op-failed", "rank-lost", "session-ended", "rank-ended")
 _numbers = itertools.count()
-
-
-@contextlib.contextmanager
-def being(uid: int) -> Iterator[None]:
-    """What this process connects to meanwhile takes it for that user."""
-    os.seteuid(uid)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import pathlib
 import pwd
 import subprocess
 import sys
@@ -11,7 +10,7 @@ import time
 
 import pytest
 
-from hvt import SERVICE, Daemon, Status, as_service, check_prompt, program, stopped, wait_until, wire
+from hvt import SERVICE, Daemon, Status, as_service, being, check_prompt, procs, program, stopped, wait_until, wire
 from hvt.job import Job
 from hvt.rank import open_job
 from hvt.zmtp import Zmtp
@@ -73,11 +72,8 @@ def test_a_job_that_another_user_has_opened_first_under_the_same_id_is_his_alone
 
 def subscribe(daemon, uid):
     """A connection of that user's that has asked for events."""
-    os.seteuid(uid)
-    try:
+    with being(uid):
         peer = Zmtp(daemon.address / "admin.sock")
-    finally:
-        os.seteuid(0)
     peer.subscribe()
     return peer
 
@@ -99,18 +95,12 @@ def test_what_becomes_of_my_job_is_no_event_for_another_user(nobody):
             assert next_job(theirs) == "theirs", "the first one that he hears of"
 
 
-def resident_kb(pid):
-    """Memory that the process has now."""
-    rows = pathlib.Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
-    return next(int(row.split()[1]) for row in rows if row.startswith("VmRSS:"))
-
-
 def test_subscribers_that_never_read_cost_the_gate_little_and_others_nothing(nobody):
     """As many as a user may have, each of which asks again and again, and jobs that come and go."""
     with Daemon(options={"private": "no", "admin-mode": "0666", "engine-linger": "50ms"}, folder_mode=0o755, user=as_service()) as daemon, \
             contextlib.ExitStack() as stack:
         gate, again = daemon.gate(), wire.message((1, 1), (2, 7), (12, b""))
-        before = resident_kb(gate)
+        before = procs.rss_bytes(gate)
         peers = [stack.enter_context(subscribe(daemon, nobody)) for _ in range(30)]
         for peer in peers:
             for _ in range(4):
@@ -122,7 +112,7 @@ def test_subscribers_that_never_read_cost_the_gate_little_and_others_nothing(nob
         began_ns = time.monotonic_ns()
         assert daemon.ctl.json("status")["daemon"]["pid"] == daemon.pid
         check_prompt("root was answered", time.monotonic_ns() - began_ns, 500_000_000)
-        assert daemon.gate() == gate and resident_kb(gate) - before < 16 << 10
+        assert daemon.gate() == gate and procs.rss_bytes(gate) - before < 16 << 20
 
 
 def test_a_key_lets_no_other_user_in(nobody):

@@ -3,7 +3,6 @@
 import getpass
 import os
 import pathlib
-import random
 import re
 import signal
 import socket
@@ -14,6 +13,7 @@ import pytest
 
 from hvt import procs, program, scaled, wait_until
 from hvt.launcher import Launcher, line_of
+from hvt.ports import free_port
 
 SSHD = "/usr/sbin/sshd"
 
@@ -47,17 +47,6 @@ Host n2
 """
 
 
-def is_free(port: int) -> bool:
-    """For both hosts; below the ports that connections are given."""
-    with socket.socket() as first, socket.socket() as second:
-        try:
-            first.bind(("127.0.0.1", port))
-            second.bind(("127.0.0.2", port))
-        except OSError:
-            return False
-    return True
-
-
 class Server(Launcher):
     """A Launcher with a sshd of its own."""
 
@@ -67,7 +56,7 @@ class Server(Launcher):
         for name in ("hostkey", "id"):
             subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.folder / name)], check=True)
         (self.folder / "authorized_keys").write_text((self.folder / "id.pub").read_text())
-        self.port = next(filter(is_free, random.sample(range(20000, 32000), 100)))
+        self.port = free_port("127.0.0.1", "127.0.0.2")
         key = " ".join((self.folder / "hostkey.pub").read_text().split()[:2])
         (self.folder / "known_hosts").write_text("".join(f"[127.0.0.{last}]:{self.port} {key}\n" for last in (1, 2)))
         values = {"folder": self.folder, "token": self.token, "user": self.user, "port": self.port}

@@ -16,6 +16,7 @@ import pytest
 
 from hvt import Daemon, Status, check_prompt, procs, scaled, wait_until, wire
 from hvt.build import BUILD, program
+from hvt.ports import free_port
 from hvt.zmtp import Zmtp
 
 ENGINE = BUILD / "tests" / "hvt_fake_engine"
@@ -30,13 +31,6 @@ def new_keys(prefix: pathlib.Path) -> pathlib.Path:
     """A pair of key files, made by hvdctl."""
     subprocess.run([program("hvdctl"), "key", "new", str(prefix)], check=True, stdout=subprocess.DEVNULL)
     return prefix
-
-
-def free_port() -> int:
-    """One that was free just now."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 def listener(keys: pathlib.Path, **options: str) -> Daemon:

@@ -15,7 +15,8 @@ import pytest
 
 from hvt import SERVICE, Daemon, Rank, as_service, procs, wait_until
 from hvt.build import BUILD, program
-from test_mesh import attached, check_met, epochs, free_port
+from hvt.ports import free_port
+from test_mesh import attached, check_met, epochs
 
 ENGINE = BUILD / "tests" / "hvt_fake_engine"
 SEEDS = ("127.0.0.1", "127.0.0.2")
@@ -43,7 +44,7 @@ def make_keys(folder: pathlib.Path, names: tuple[str, ...] = NAMES) -> dict[str,
 @pytest.fixture(name="node")
 def _node(tmp_path: pathlib.Path) -> Callable[..., Daemon]:
     """Makes the hvdd of a node by its name."""
-    folders, port = make_keys(tmp_path), free_port()
+    folders, port = make_keys(tmp_path), free_port("127.0.0.1", "127.0.0.2")
 
     def make(name: str, **options: Any) -> Daemon:
         mesh = {"engine": ENGINE, "mesh-seeds": ",".join(f"{seed}:{port}" for seed in SEEDS), "mesh-key": folders[name]}
@@ -206,7 +207,7 @@ def test_a_uid_means_the_same_on_all_nodes_of_one_allow_list(open_path):
     """Jobs of one id and two users, on services: each user's ranks meet, and only they."""
     if os.geteuid() != 0:
         pytest.skip("only root can be several users")
-    folders, port = make_keys(open_path, SEEDS), free_port()
+    folders, port = make_keys(open_path, SEEDS), free_port("127.0.0.1", "127.0.0.2")
     with contextlib.ExitStack() as stack:
         daemons = []
         for name, folder in folders.items():

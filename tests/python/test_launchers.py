@@ -12,12 +12,13 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 
 import pytest
 
 from conftest import PROGRAMS, TORCHRUN, clean_environment
+from hvt.ports import free_port
+from hvt.wait import wait_until
 
 WHO = str(PROGRAMS / "who_am_i.py")
 HERE = [f"rank {rank} of 2, local {rank} of 2, sum 3" for rank in range(2)]
@@ -47,13 +48,6 @@ def test_torchrun(ranks):
     assert said(ranks.start([*TORCHRUN, "--nproc-per-node", "2", WHO])) == HERE
 
 
-def free_port() -> int:
-    """A TCP port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @contextlib.contextmanager
 def background(command: list[str], log: pathlib.Path, **settings: str) -> Iterator[subprocess.Popen[bytes]]:
     """A daemon of Slurm, ended when the test is over."""
@@ -69,14 +63,6 @@ def background(command: list[str], log: pathlib.Path, **settings: str) -> Iterat
                 process.kill()
 
 
-def until(condition, what: str, seconds: float = 60) -> None:
-    """Waits for a condition, fails after so many seconds."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.1)
-
-
 @contextlib.contextmanager
 def munge() -> Iterator[None]:
     """A munged that answers, as the package's service would start it; stopped afterwards if we had to start it."""
@@ -89,7 +75,7 @@ def munge() -> Iterator[None]:
         subprocess.run(["install", "-d", "-o", "munge", "-g", "munge", "-m", "0711", place], check=True)
     subprocess.run(["runuser", "-u", "munge", "--", "munged"], check=True, timeout=30)
     try:
-        until(answers, "munged answers")
+        wait_until(answers, "munge to answer", 60, 0.1)
         yield
     finally:
         subprocess.run(["runuser", "-u", "munge", "--", "munged", "--stop"], check=True, timeout=30)
@@ -132,7 +118,7 @@ PartitionName=p Nodes={host} Default=YES State=UP OverSubscribe=FORCE:4
                                             capture_output=True, text=True, check=False).stdout
         with background(["slurmctld", "-D", "-f", str(config)], folder / "ctl.log", **settings) as controller, \
                 background(["slurmd", "-D", "-f", str(config), "-N", host], folder / "d.log", **settings) as node:
-            until(idle, "sinfo says idle")
+            wait_until(idle, "sinfo to say idle", 60, 0.1)
             yield str(config)
 
 

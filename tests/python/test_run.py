@@ -15,6 +15,7 @@ import conftest
 import hvd
 from hvd import runner
 from hvt.hosts import Hosts
+from hvt.wait import wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -197,25 +198,18 @@ hvd.run(waits, num_proc=2)
 """
 
 
-def wait_for(condition, what):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
 def test_the_ranks_end_with_their_caller(number, tmp_path):
     pytest.importorskip("cloudpickle")
     folder = tmp_path / "pids"
     folder.mkdir()
     with subprocess.Popen([sys.executable, "-c", CALLER.format(folder=str(folder))], stderr=subprocess.PIPE) as caller:
-        wait_for(lambda: len([file for file in folder.iterdir() if file.read_text()]) == 2, "no ranks")
+        wait_until(lambda: len([file for file in folder.iterdir() if file.read_text()]) == 2, "both ranks to say their pids", 60)
         caller.send_signal(number)
         if number == signal.SIGINT:
             assert b"KeyboardInterrupt" in caller.communicate(timeout=60)[1]
         else:
             caller.wait(60)
         processes = [pathlib.Path("/proc", file.read_text(), "stat") for file in folder.iterdir()]
-        wait_for(lambda: not any(process.exists() and " Z " not in process.read_text() for process in processes),
-                 "ranks outlive their caller")
+        wait_until(lambda: not any(process.exists() and " Z " not in process.read_text() for process in processes),
+                   "the ranks to end with their caller", 60)

@@ -32,6 +32,16 @@ _LEAK_SEARCH = re.compile(r"==\d+==Unable to get registers from thread \d+\.")
 _OURS = ("run", "log", "hvdd.conf", "tsan.", "step.", "heap.")
 
 
+@contextlib.contextmanager
+def being(uid: int) -> Iterator[None]:
+    """What this process connects to meanwhile takes it for that user."""
+    os.seteuid(uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
 def as_service() -> dict[str, Any]:
     """How subprocess starts a hvdd that serves several users: root may not, so it gets a user of its own; a test that
     is no root itself has only one user."""
