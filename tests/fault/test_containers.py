@@ -95,8 +95,8 @@ def test_a_hvdd_in_a_container_serves_ranks_that_it_does_not_see():
         check_death(ranks, 1, "rank 1 (pid 1 in its own pid namespace) is gone (how is not known)")
 
 
-# hvd-perf for ever; rank 1 is killed meanwhile.
-VICTIM = 'if [ "$HVD_RANK" = 1 ]; then (sleep 0.3; kill -9 $$) & fi; exec "$0" --seconds 3600 -e 4'
+# hvd-perf for half a minute, as it ends after 20,000 iterations; rank 1 is killed meanwhile.
+VICTIM = 'if [ "$HVD_RANK" = 1 ]; then (sleep 0.3; kill -9 $$) & fi; exec "$0" --seconds 3600 -b 16M -e 16M'
 
 
 def test_hvdrun_tells_a_hvdd_that_does_not_see_the_ranks_how_one_ended():
