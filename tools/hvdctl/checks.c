@@ -341,10 +341,10 @@ static void check_cuda(const struct ctl *ctl, struct ctl_finding *finding)
     int version;
     (void)ctl;
     if (library_version("libcuda.so.1", "cuDriverGetVersion", &version))
-        ctl_found(finding, CTL_CHECK_OK, "driver for CUDA %d.%d; not used yet", version / 1000,
+        ctl_found(finding, CTL_CHECK_OK, "driver for CUDA %d.%d", version / 1000,
                   version % 1000 / 10);
     else
-        ctl_found(finding, CTL_CHECK_OK, "none; not needed, this version works in host memory");
+        ctl_found(finding, CTL_CHECK_OK, "none; needed for tensors on GPUs alone");
 }
 
 static void check_nccl(const struct ctl *ctl, struct ctl_finding *finding)
@@ -352,10 +352,10 @@ static void check_nccl(const struct ctl *ctl, struct ctl_finding *finding)
     int version;
     (void)ctl;
     if (library_version("libnccl.so.2", "ncclGetVersion", &version))
-        ctl_found(finding, CTL_CHECK_OK, "%d.%d.%d; not used yet", version / 10000,
-                  version % 10000 / 100, version % 100);
+        ctl_found(finding, CTL_CHECK_OK, "%d.%d.%d", version / 10000, version % 10000 / 100,
+                  version % 100);
     else
-        ctl_found(finding, CTL_CHECK_OK, "none; not needed, this version works in host memory");
+        ctl_found(finding, CTL_CHECK_OK, "none; needed for ranks on several GPUs alone");
 }
 
 static void check_systemd(const struct ctl *ctl, struct ctl_finding *finding)

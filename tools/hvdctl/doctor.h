@@ -44,7 +44,7 @@ size_t ctl_peer_look(const struct ctl *ctl, struct ctl_check *checks_p,
 /* "hvdctl 1.2.3, hvdd 1.2.3", or "hvdctl 1.2.3, no hvdd". Asks the hvdd, for a second at most. */
 void ctl_peer_versions(const struct ctl *ctl, char *text_p, size_t size);
 
-/* The ports of jobs: HVD_PORT_RANGE, else the default. False: that is no range. */
+/* The ports of jobs: HVD_PORT_RANGE, else the default. False: that is no range, and the default is set. */
 bool ctl_port_range(uint16_t *first_p, uint16_t *last_p);
 /* A TCP socket, non-blocking, that is bound to this port of all addresses; or -1 with errno. */
 int ctl_bind(uint16_t port);

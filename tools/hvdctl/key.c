@@ -27,15 +27,6 @@ static int fail(const struct ctl *ctl, const char *path, const char *why)
     return CTL_REFUSED;
 }
 
-static int done(const struct ctl *ctl, const char *text)
-{
-    if (ctl->json)
-        ctl_json_done(ctl, text);
-    else
-        fprintf(ctl->out, "%s\n", text);
-    return CTL_OK;
-}
-
 /* ---- a pair ---- */
 
 static int new_pair(const struct ctl *ctl, const char *prefix)
@@ -63,7 +54,8 @@ static int new_pair(const struct ctl *ctl, const char *prefix)
         return code;
     snprintf(text, sizeof(text), "made %s for the node that listens and %s for those that join",
              server_path, client_path);
-    return done(ctl, text);
+    ctl_done(ctl, text);
+    return CTL_OK;
 }
 
 /* ---- a node's folder ---- */
@@ -174,7 +166,9 @@ static int new_node(const struct ctl *ctl, const char *given)
         given = name;
     if (!find_folder(ctl, &folder) || check_name(ctl, given != NULL ? given : "") != CTL_OK)
         return CTL_USAGE;
-    if (!make_folder(folder.path) || !make_folder(folder.allow))
+    if (!make_folder(folder.path))
+        return fail(ctl, folder.path, strerror(errno));
+    if (!make_folder(folder.allow))
         return fail(ctl, folder.allow, strerror(errno));
     if (mesh_key_pair(public, secret, &why) != 0)
         return fail(ctl, folder.key, why);
@@ -194,7 +188,8 @@ static int new_node(const struct ctl *ctl, const char *given)
     snprintf(text, sizeof(text),
              "made %s, and %s/%s for the other nodes: copy that file to the folder of each",
              folder.key, folder.allow, given);
-    return done(ctl, text);
+    ctl_done(ctl, text);
+    return CTL_OK;
 }
 
 /* ---- the commands ---- */
@@ -269,5 +264,6 @@ int ctl_key_allow(const struct ctl *ctl, char **args, int count)
     if (why != NULL)
         return fail(ctl, text, why);
     snprintf(text, sizeof(text), "allowed: %s/%s", folder.allow, args[0]);
-    return done(ctl, text);
+    ctl_done(ctl, text);
+    return CTL_OK;
 }

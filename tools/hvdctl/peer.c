@@ -95,8 +95,7 @@ static void look_at_name(struct peer *peer, struct ctl_finding *finding)
 {
     char text[200];
     uint16_t first;
-    if (!ctl_port_range(&first, &peer->port_last))
-        ctl_port_range(&first, &peer->port_last); /* "ports" has said it; the default */
+    (void)ctl_port_range(&first, &peer->port_last); /* else the default: "ports" has said it */
     peer->port = first;
     if (!parse(peer, peer->ctl->peer)) {
         ctl_found(finding, CTL_CHECK_PROBLEM, "\"%.64s\" is no HOST or HOST:PORT", peer->ctl->peer);
@@ -105,9 +104,8 @@ static void look_at_name(struct peer *peer, struct ctl_finding *finding)
         return;
     }
     const char *why = ctl_resolve(peer->host, &peer->addresses);
-    if (why == NULL)
-        why = ctl_resolve_text(peer->host, text, sizeof text);
     if (why == NULL) {
+        ctl_addresses_text(peer->addresses, text, sizeof text);
         ctl_found(finding, CTL_CHECK_OK, "%.48s is %s", peer->host, text);
         return;
     }

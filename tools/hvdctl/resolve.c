@@ -57,13 +57,9 @@ void ctl_address_text(const struct sockaddr *address, socklen_t length, char *te
     snprintf(text_p, size, "%s", is_mapped ? text + sizeof mapped - 1 : text);
 }
 
-const char *ctl_resolve_text(const char *host, char *text_p, size_t size)
+void ctl_addresses_text(const struct addrinfo *list, char *text_p, size_t size)
 {
-    struct addrinfo *list = NULL;
     size_t used = 0;
-    const char *why = ctl_resolve(host, &list);
-    if (why != NULL)
-        return why;
     text_p[0] = '\0';
     for (const struct addrinfo *one = list; one != NULL; one = one->ai_next) {
         char text[64];
@@ -72,6 +68,15 @@ const char *ctl_resolve_text(const char *host, char *text_p, size_t size)
             used +=
                 (size_t)snprintf(text_p + used, size - used, "%s%s", used > 0 ? ", " : "", text);
     }
+}
+
+const char *ctl_resolve_text(const char *host, char *text_p, size_t size)
+{
+    struct addrinfo *list = NULL;
+    const char *why = ctl_resolve(host, &list);
+    if (why != NULL)
+        return why;
+    ctl_addresses_text(list, text_p, size);
     freeaddrinfo(list);
     return NULL;
 }
