@@ -279,9 +279,9 @@ void hvi_process_describe(pid_t pid, pid_t own, char text_p[HVI_PROCESS_TEXT])
 char hvi_process_state(pid_t pid)
 {
     struct stat_fields fields;
-    int error = look_in_proc(pid, &fields);
     if (pid == 0)
         return '?';
+    int error = look_in_proc(pid, &fields);
     if ((error == ENOENT || error == ESRCH) && !is_there(pid, -1))
         return 'X';
     return error == 0 ? fields.state : '?';

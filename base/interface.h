@@ -30,7 +30,7 @@ int hvi_interface_choose(const char *wanted, const struct hvi_interface *interfa
 int hvi_interface_find(const char *wanted, int family, struct hvi_interface *chosen_p, char *text_p,
                        size_t text_size);
 /* Whether a host's name, or its numeric address, is this machine's. HVI_OK, or HVI_ERR_NOT_FOUND with a sentence. Blocks
- * while a name server is asked, some seconds at most. */
+ * while name servers are asked, for as long as resolv.conf lets it: with glibc's defaults 10 s for each. */
 int hvi_interface_is_here(const char *host, bool *here_p, char *text_p, size_t text_size);
 
 #endif

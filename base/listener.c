@@ -59,10 +59,11 @@ bool hvi_listener_may_serve(int socket_fd, const char *directory, uid_t *uid_p)
         return true;
     if (*uid_p == (uid_t)-1)
         return false;
-    if (is_named(*uid_p) ||
-        !hvi_uid_is_known(*uid_p)) /* whose number another user may read as too */
-        return is_named(*uid_p);
-    return owns(*uid_p, HVI_SERVICE_DIR) || (directory != NULL && owns(*uid_p, directory));
+    if (is_named(*uid_p))
+        return true;
+    /* A number that another user may read as, too, owns nothing. */
+    return hvi_uid_is_known(*uid_p) &&
+           (owns(*uid_p, HVI_SERVICE_DIR) || (directory != NULL && owns(*uid_p, directory)));
 }
 
 int hvi_listener_connect(int socket_fd, const struct sockaddr_un *address, uint64_t deadline_ns)

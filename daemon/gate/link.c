@@ -93,11 +93,10 @@ void gate_link_send(struct gate *gate, const struct hvi_gate_msg *msg)
 /* False: hvdd says what cannot be. */
 static bool handle(struct gate *gate, struct hvi_gate_msg *msg)
 {
-    if (msg->kind == HVI_GATE_REPLY && !gate_mesh_answer(gate, &msg->reply))
-        gate_admin_answer(gate, &msg->reply);
-    else if (msg->kind == HVI_GATE_REPLY)
-        return true;
-    else if (msg->kind == HVI_GATE_BEAT)
+    if (msg->kind == HVI_GATE_REPLY) {
+        if (!gate_mesh_answer(gate, &msg->reply))
+            gate_admin_answer(gate, &msg->reply);
+    } else if (msg->kind == HVI_GATE_BEAT)
         gate_link_send(gate, msg);
     else if (msg->kind == HVI_GATE_NODE_REGISTER)
         gate_mesh_register(gate, &msg->node_register);

@@ -453,11 +453,13 @@ void mesh_listen_say(struct gate_mesh *mesh, uint64_t node, struct hvi_mesh_msg 
 {
     struct mesh_peer *peer = peer_find(mesh, node);
 
-    if (peer == NULL)
+    if (peer == NULL) {
         hvi_mesh_msg_free(msg);
-    else if (gate_talk_say(&peer->talk, msg) != HVI_OK)
+        return;
+    }
+    if (gate_talk_say(&peer->talk, msg) != HVI_OK)
         mesh_log_refused(mesh, "a node confirms nothing of what it is told", peer->seen);
-    flush_all(mesh);
+    gate_talk_flush(&peer->talk, hvi_clock_ns(), transmit, peer);
 }
 
 const char *mesh_listen_name(const struct gate_mesh *mesh, uint64_t node)

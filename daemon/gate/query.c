@@ -191,7 +191,7 @@ static void add_jobs(struct hvi_admin_reply *reply, const struct hvi_admin_reply
     reply->rows_left_out += from->rows_left_out + from->job_count - count;
 }
 
-/* One node more, or the end of the first that is missing. */
+/* Adds a sentence about a node; where the text is full, nothing. */
 static void note(struct hvi_admin_reply *reply, const char *node, const char *why)
 {
     const size_t used = strlen(reply->text);
