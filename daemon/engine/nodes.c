@@ -219,16 +219,10 @@ static int on_still(sd_event_source *source, uint64_t usec, void *user)
 static void watch_schedule(struct engine *engine)
 {
     struct engine_nodes *nodes = &engine->nodes;
-    int error;
+    int error =
+        engine_event_after(engine->event, &nodes->still, STILL_NS / 1000, 1000, on_still, engine);
 
     nodes->progress = engine->order.schedule.progress;
-    if (!nodes->still)
-        error = sd_event_add_time_relative(engine->event, &nodes->still, CLOCK_MONOTONIC,
-                                           STILL_NS / 1000, 1000, on_still, engine);
-    else
-        error = sd_event_source_set_time_relative(nodes->still, STILL_NS / 1000);
-    if (error >= 0)
-        error = sd_event_source_set_enabled(nodes->still, SD_EVENT_ONESHOT);
     nodes->watches = error >= 0;
     if (error < 0) /* without a clock there is no waiting */
         engine_schedule_halt(&engine->order);
@@ -250,15 +244,9 @@ static int on_tick(sd_event_source *source, uint64_t usec, void *user)
 static void tick_later(struct engine *engine)
 {
     struct engine_nodes *nodes = &engine->nodes;
-    int error;
+    int error = engine_event_after(engine->event, &nodes->tick, ENGINE_MESH_TICK_NS / 1000, 1000,
+                                   on_tick, engine);
 
-    if (!nodes->tick)
-        error = sd_event_add_time_relative(engine->event, &nodes->tick, CLOCK_MONOTONIC,
-                                           ENGINE_MESH_TICK_NS / 1000, 1000, on_tick, engine);
-    else
-        error = sd_event_source_set_time_relative(nodes->tick, ENGINE_MESH_TICK_NS / 1000);
-    if (error >= 0)
-        error = sd_event_source_set_enabled(nodes->tick, SD_EVENT_ONESHOT);
     nodes->ticks = error >= 0;
     for (int i = 0; i < 2 && error < 0; i++) /* without a clock there is no waiting */
         engine_mesh_tick(&nodes->mesh);

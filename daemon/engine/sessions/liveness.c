@@ -95,15 +95,9 @@ static bool is_final(struct hvi_fate fate)
 
 static bool ask_later(struct engine_session *session)
 {
-    uint64_t step_us = FATE_STEP_NS / 1000;
-
-    if (hvi_clock_ns() - session->dying_ns >= ENGINE_FATE_NS)
-        return false;
-    if (session->fate_source)
-        return sd_event_source_set_time_relative(session->fate_source, step_us) >= 0 &&
-               sd_event_source_set_enabled(session->fate_source, SD_EVENT_ONESHOT) >= 0;
-    return sd_event_add_time_relative(session->sessions->event, &session->fate_source,
-                                      CLOCK_MONOTONIC, step_us, 1, on_ask, session) >= 0;
+    return hvi_clock_ns() - session->dying_ns < ENGINE_FATE_NS &&
+           engine_event_after(session->sessions->event, &session->fate_source, FATE_STEP_NS / 1000,
+                              1, on_ask, session) >= 0;
 }
 
 void engine_liveness_ask(struct engine_session *session)
@@ -168,7 +162,8 @@ void engine_liveness_told(struct engine_sessions *sessions, const struct hvi_eng
         engine_sessions_miss(sessions, told->rank, (pid_t)told->pid, fate);
         return;
     }
-    if (slot->pid != told->pid && slot->own_pid != told->pid) /* hvdrun may see it as itself does */
+    /* hvdrun may name it by the pid that the rank has in its own namespace. */
+    if (slot->pid != told->pid && slot->own_pid != told->pid)
         return;
     slot->fate_told = true;
     slot->fate = fate;

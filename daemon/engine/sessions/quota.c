@@ -48,10 +48,9 @@ static uint64_t wanted(const struct engine_sessions *sessions)
 
 bool engine_quota_has(const struct engine_sessions *sessions, uint64_t bytes)
 {
-    uint64_t held = used(sessions);
-
     if (!sessions->start->region_asks || sessions->alone)
         return true;
+    uint64_t held = used(sessions);
     return held <= sessions->quota.granted && bytes <= sessions->quota.granted - held;
 }
 
@@ -74,19 +73,10 @@ static int on_late(sd_event_source *source, uint64_t usec, void *user)
 
 static int arm(struct engine_sessions *sessions)
 {
-    struct engine_quota *quota = &sessions->quota;
-    uint64_t usec = ANSWER_NS / 1000;
-    int r;
+    int error = engine_event_after(sessions->event, &sessions->quota.late, ANSWER_NS / 1000, 1000,
+                                   on_late, sessions);
 
-    if (quota->late) {
-        r = sd_event_source_set_time_relative(quota->late, usec);
-        if (r >= 0)
-            r = sd_event_source_set_enabled(quota->late, SD_EVENT_ONESHOT);
-    } else {
-        r = sd_event_add_time_relative(sessions->event, &quota->late, CLOCK_MONOTONIC, usec, 1000,
-                                       on_late, sessions);
-    }
-    return r < 0 ? HVI_ERR_NO_MEMORY : HVI_OK;
+    return error < 0 ? HVI_ERR_NO_MEMORY : HVI_OK;
 }
 
 int engine_quota_ask(struct engine_session *session, const struct hvi_region_add *add, int fd)
@@ -136,7 +126,7 @@ void engine_quota_told(struct engine_sessions *sessions, const struct hvi_engine
         return;
     if (told->text[0] == '\0')
         sessions->quota.granted = told->bytes;
-    /* Answers come in order: those before it were never asked for by themselves, and are in its sum. */
+    /* Answers come in order: hvdd never got the messages of the older claims, whose bytes are in this claim's sum. */
     while (*first && (*first)->request <= told->request)
         settle(sessions, first, told->text[0] == '\0' ? HVI_OK : HVI_ERR_LIMIT, told->text);
     if (*first && arm(sessions) != HVI_OK)
