@@ -7,10 +7,9 @@
 
 #include "daemon/engine/exec/backend.h"
 
+#include <errno.h>
 #include <stdbool.h>
 #include <stdint.h>
-
-struct hvi_seal_keys;
 
 /* What becomes of a posted transfer; an error is a negative errno. */
 enum engine_wire_progress {
@@ -18,6 +17,17 @@ enum engine_wire_progress {
     ENGINE_WIRE_MOVED, /* some were */
     ENGINE_WIRE_OVER,  /* all were: nothing is posted any more */
 };
+
+/* After a call on a socket that returned -1, for send() and receive() of a row; a socket that is not ready is noted. */
+static inline int engine_wire_stopped(bool *ready_p)
+{
+    if (errno == EINTR)
+        return ENGINE_WIRE_MOVED;
+    if (errno != EAGAIN && errno != EWOULDBLOCK)
+        return errno == EPIPE ? -ECONNRESET : -errno;
+    *ready_p = false;
+    return ENGINE_WIRE_WAITS;
+}
 
 #define ENGINE_WIRE_PACK_BYTES (64u * 1024u) /* most that a port keeps of what is packed */
 

@@ -100,14 +100,8 @@ int engine_wire_seal_send(struct engine_wire_seal *seal, int fd, struct iovec *p
     }
     ssize_t sent = send(fd, seal->sealed + seal->out_at, seal->out_end - seal->out_at,
                         MSG_DONTWAIT | MSG_NOSIGNAL);
-    if (sent < 0 && errno == EINTR)
-        return ENGINE_WIRE_MOVED;
-    if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
-        *writable_p = false;
-        return ENGINE_WIRE_WAITS;
-    }
     if (sent < 0)
-        return errno == EPIPE ? -ECONNRESET : -errno;
+        return engine_wire_stopped(writable_p);
     seal->out_at += (uint32_t)sent;
     return !more && seal->out_at == seal->out_end ? ENGINE_WIRE_OVER : ENGINE_WIRE_MOVED;
 }
@@ -179,14 +173,12 @@ static ssize_t fill(struct engine_wire_seal *seal, int fd, bool *readable_p, boo
     seal->in_at = 0;
     seal->in_end = left;
     ssize_t received = recv(fd, seal->come + left, room, MSG_DONTWAIT);
-    if (received < 0 && errno == EINTR)
-        return 0;
-    if (received < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
-        *readable_p = false;
-        return 0;
+    if (received < 0) {
+        int error = engine_wire_stopped(readable_p);
+        return error < 0 ? error : 0;
     }
-    if (received <= 0)
-        return received == 0 ? -ECONNRESET : -errno;
+    if (received == 0)
+        return -ECONNRESET;
     if ((uint32_t)received < room && !closing)
         *readable_p = false;
     seal->in_end += (uint32_t)received;

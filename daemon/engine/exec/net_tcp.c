@@ -158,14 +158,8 @@ static int tcp_send(void *port)
     if (!tcp->writable)
         return ENGINE_WIRE_WAITS;
     ssize_t sent = sendmsg(tcp->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
-    if (sent < 0 && errno == EINTR)
-        return ENGINE_WIRE_MOVED;
-    if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
-        tcp->writable = false;
-        return ENGINE_WIRE_WAITS;
-    }
     if (sent < 0)
-        return errno == EPIPE ? -ECONNRESET : -errno;
+        return engine_wire_stopped(&tcp->writable);
     forget_sent(tcp, (size_t)sent);
     return (size_t)sent == all ? ENGINE_WIRE_OVER : ENGINE_WIRE_MOVED;
 }
@@ -212,14 +206,12 @@ static int tcp_receive(void *port)
     struct msghdr message = {.msg_iov = in, .msg_iovlen = 2};
     uint64_t all = tcp->wanted + AHEAD_BYTES;
     ssize_t received = recvmsg(tcp->fd, &message, MSG_DONTWAIT);
-    if (received < 0 && errno == EINTR)
-        return ENGINE_WIRE_MOVED;
-    if (received < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
-        tcp->readable = false;
-        return moved ? ENGINE_WIRE_MOVED : ENGINE_WIRE_WAITS;
+    if (received < 0) {
+        int stopped = engine_wire_stopped(&tcp->readable);
+        return stopped == ENGINE_WIRE_WAITS && moved ? ENGINE_WIRE_MOVED : stopped;
     }
-    if (received <= 0)
-        return received == 0 ? -ECONNRESET : -errno;
+    if (received == 0)
+        return -ECONNRESET;
     if ((uint64_t)received < all && !tcp->closing)
         tcp->readable = false;
     take_received(tcp, (uint64_t)received);
