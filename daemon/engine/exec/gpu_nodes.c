@@ -13,8 +13,8 @@
  *
  *   each other node --they have been started--> first node --on all nodes--> each other node
  *
- * Works that some node does not start are withdrawn on all: what is withdrawn was said of by one node at least not to have
- * been started, and its number is not used again. */
+ * A work that some node has not started is withdrawn on all nodes: no word that all have started it was ever sent. Its number
+ * is not used again. */
 #include "daemon/engine/exec/gpu_row.h"
 
 #include "base/status.h"

@@ -49,11 +49,13 @@ const struct engine_batch *engine_gpu_pack(struct gpu *gpu, struct gpu_job *job)
         gpu->packed[0] = job;
         return first->batch;
     }
+    const uint32_t share =
+        engine_gpu_share(first->batch->works[0], &first->route); /* of each that goes along */
     for (; job && gpu->pack.count < HVI_DEVICE_WORKS; job = job->next) {
         /* What is of this node alone, or of other workers, which one node may know to be lost, is passed over. */
         if (!engine_gpu_has_nodes(job) || job->comm != first->comm)
             continue;
-        slots += engine_gpu_share(job->batch->works[0], &job->route);
+        slots += share;
         if (job != first && !goes_along(gpu, first, job, slots))
             break;
         add(gpu, job);

@@ -16,8 +16,8 @@ struct gpu_job {
     struct gpu_comm *comm; /* NULL: one worker */
     bool queued;
     bool tentative; /* queued: not all nodes are known to have started it */
-    uint64_t
-        agreed; /* else, of a work that was: up to this one all nodes were found at once to have started them */
+    /* Up to this work all nodes were found, at one time, to have started the tentative ones; 0: it never was one. */
+    uint64_t agreed;
     struct gpu_job *pack,
         *pack_next; /* not queued: its workers have it in one batch with these, from .pack on */
     uint64_t left,

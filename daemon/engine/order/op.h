@@ -90,7 +90,7 @@ enum engine_op_state {
 struct engine_op {
     struct engine_op *next, *prev; /* waiting ops, failed ops, oldest first; .next: free, ready */
     struct engine_op *set_next, *set_prev; /* waiting ops of its set; tentative ones */
-    struct engine_op *fallen; /* list of ops that fail together; FAILED: of its tensor */
+    struct engine_op *fallen; /* list of ops that fail together; FAILED: the next of its tensor */
     struct engine_tensor *tensor;
     struct engine_set *set;
     enum engine_op_state state;

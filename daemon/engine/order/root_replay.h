@@ -12,8 +12,8 @@ struct engine_root_late {
     unsigned char *bytes;
 };
 
-/* Whether the op, which has been assembled, may be of a step that repeats: it is of every node and rank of its set. On
- * memory of GPUs a node needs the verdict: it says where the others' is. */
+/* Whether the op, which has been assembled, may be of a step that repeats: it is of every node and rank of its set. Memory
+ * of GPUs: as engine_schedule_may_repeat_on_gpus says; nodes keep the workers of the last verdict. */
 bool engine_root_replay_may(const struct engine_root *root, const struct engine_op *op);
 /* What all ranks have brought is what comes next under this name. True: it is not what it was the last time. */
 bool engine_root_replay_take_sizes(const struct engine_op *op, struct engine_tensor *name);

@@ -19,14 +19,10 @@
 #include "daemon/engine/order/root_stale.h"
 #include "daemon/engine/order/root_start.h"
 #include "daemon/engine/order/root_verdict.h"
-#include "daemon/engine/order/sentence.h"
 #include "daemon/engine/order/span_name.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
-
-#define disbelieve(hearing, ...)                                                                   \
-    engine_sentence_bad_report((hearing)->text, (hearing)->text_size, (hearing)->node, __VA_ARGS__)
 
 /* The op of this name, or a new one. */
 static int meet(const struct engine_root_hearing *hearing, struct engine_meeting **meeting_p)
@@ -38,7 +34,7 @@ static int meet(const struct engine_root_hearing *hearing, struct engine_meeting
         return HVI_ERR_LIMIT;
     if (hearing->report->kind > UINT16_MAX || !hvi_kind_is_known((uint16_t)hearing->report->kind) ||
         engine_partial_is((uint16_t)hearing->report->kind))
-        return disbelieve(hearing, "an op of kind %u", hearing->report->kind);
+        return engine_root_disbelieve(hearing, "an op of kind %u", hearing->report->kind);
     *meeting_p = op ? engine_meeting_of(op)
                     : engine_meeting_new(hearing->root, hearing->set, hearing->tensor,
                                          (uint16_t)hearing->report->kind);
@@ -56,9 +52,9 @@ static int join(const struct engine_root_hearing *hearing, struct engine_meeting
     int32_t set_rank = engine_set_rank(set, last);
 
     if (set_rank < 0 || set->span->home[set_rank] != hearing->index)
-        return disbelieve(hearing, "rank %d is not there to join", last);
+        return engine_root_disbelieve(hearing, "rank %d is not there to join", last);
     if (meeting->shares[hearing->index].came)
-        return disbelieve(hearing, "its ranks have joined already");
+        return engine_root_disbelieve(hearing, "its ranks have joined already");
     meeting->shares[hearing->index].came = true;
     meeting->last = last;
     meeting->op.joined_count++; /* nodes */
@@ -130,16 +126,17 @@ static int open_group(const struct engine_root_hearing *hearing)
     struct engine_tensor *leader;
 
     if (report->said_count == 0 || !report->said[0].has_leader)
-        return report->more || node->open ? disbelieve(hearing, "a group with another op in it")
-                                          : HVI_OK;
+        return report->more || node->open
+                   ? engine_root_disbelieve(hearing, "a group with another op in it")
+                   : HVI_OK;
     leader =
         engine_span_tensor(&hearing->root->tensors, hearing->set->serial, &report->said[0].leader);
     if (!leader)
-        return disbelieve(hearing, "a group without a name");
+        return engine_root_disbelieve(hearing, "a group without a name");
     if (node->open)
         engine_tensor_put(&hearing->root->tensors, leader);
     if (node->open && node->open != leader)
-        return disbelieve(hearing, "two groups at a time");
+        return engine_root_disbelieve(hearing, "two groups at a time");
     node->open = leader;
     return HVI_OK;
 }
@@ -158,7 +155,8 @@ static int bring(const struct engine_root_hearing *hearing)
     struct engine_share *share = &meeting->shares[hearing->index];
     if (share->came || engine_meeting_has_joined(hearing->set, hearing->index) ||
         meeting->op.state != ENGINE_OP_WAITING)
-        return disbelieve(hearing, "it had reported this op already, or its ranks have joined");
+        return engine_root_disbelieve(hearing,
+                                      "it had reported this op already, or its ranks have joined");
     status = engine_root_said_take(hearing, meeting);
     if (status != HVI_OK)
         return status;
@@ -215,7 +213,7 @@ static int has_failed(const struct engine_root_hearing *hearing)
     if (status != HVI_OK)
         return status;
     if (meeting->shares[hearing->index].came || meeting->op.state != ENGINE_OP_WAITING)
-        return disbelieve(hearing, "it had reported this op already");
+        return engine_root_disbelieve(hearing, "it had reported this op already");
     meeting->shares[hearing->index].came = true;
     engine_root_fail(hearing->root, &meeting->op, report->status, report->text, report->culprit);
     return HVI_OK;
@@ -260,7 +258,7 @@ static int hear(const struct engine_root_hearing *hearing)
     bool fails = report->what == HVI_MESH_FAILED || report->what == HVI_MESH_GIVE_UP;
 
     if (fails && (report->status >= HVI_OK || report->kind == HVI_KIND_JOIN))
-        return disbelieve(hearing, "a failure with status %d", report->status);
+        return engine_root_disbelieve(hearing, "a failure with status %d", report->status);
     switch (report->what) {
     case HVI_MESH_BROUGHT:
         return brought(hearing);
@@ -273,7 +271,7 @@ static int hear(const struct engine_root_hearing *hearing)
     case HVI_MESH_RETRACT:
         return retracts(hearing);
     default:
-        return disbelieve(hearing, "there is no report of kind %u", report->what);
+        return engine_root_disbelieve(hearing, "there is no report of kind %u", report->what);
     }
 }
 
@@ -287,16 +285,16 @@ static int judge(struct engine_root *root, uint32_t node, const struct hvi_mesh_
     if (!hearing.set || hearing.set->serial != report->serial)
         return report->serial < root->sets.serials
                    ? HVI_OK /* it has been removed */
-                   : disbelieve(&hearing, "process set %u is not there", report->set);
+                   : engine_root_disbelieve(&hearing, "process set %u is not there", report->set);
     if (engine_root_is_partial(hearing.set, report))
         return engine_root_partial(root, node, hearing.set, report, text_p, text_size);
     if (hearing.set->span)
         hearing.index = engine_places_find(hearing.set->span, node);
     if (!hearing.set->span || hearing.index == UINT32_MAX)
-        return disbelieve(&hearing, "it has no members in process set %u", report->set);
+        return engine_root_disbelieve(&hearing, "it has no members in process set %u", report->set);
     hearing.tensor = engine_span_tensor(&root->tensors, report->serial, &report->tensor);
     if (!hearing.tensor)
-        return disbelieve(&hearing, "an op without a name");
+        return engine_root_disbelieve(&hearing, "an op without a name");
     engine_set_get(hearing.set);
     int status = hear(&hearing);
     if (status == HVI_OK && hearing.set->join && hearing.set->join->missing == 0)
@@ -351,12 +349,12 @@ int engine_root_report(struct engine_root *root, uint32_t node,
                                                 NULL, NULL, text_p, text_size};
 
     if (node >= root->roster->nodes || report->seen > root->nodes[node].number)
-        return disbelieve(&hearing, "it has seen verdict %" PRIu64, report->seen);
+        return engine_root_disbelieve(&hearing, "it has seen verdict %" PRIu64, report->seen);
     if (report->what == HVI_MESH_HALTED) {
         if (!root->halting || root->nodes[node].halted || report->sequence <= root->sequence ||
             report->sequence > INT64_MAX)
-            return disbelieve(&hearing, "it cannot have halted before work %" PRIu64,
-                              report->sequence);
+            return engine_root_disbelieve(&hearing, "it cannot have halted before work %" PRIu64,
+                                          report->sequence);
         return has_halted(root, node, report->sequence, text_p, text_size);
     }
     if (report->what == HVI_MESH_HALT) {
@@ -395,14 +393,15 @@ static int bring_alike(const struct engine_root_hearing *hearing, const uint32_t
     int status = meet(hearing, &meeting);
 
     if (status == HVI_OK && meeting->op.state != ENGINE_OP_WAITING)
-        return disbelieve(hearing, "it had reported this op already");
+        return engine_root_disbelieve(hearing, "it had reported this op already");
     struct engine_part *part =
         status == HVI_OK ? engine_root_said_listen(hearing, meeting, &report->said[0], &status)
                          : NULL;
     for (uint32_t i = 0; part && i < count; i++) {
         uint32_t index = engine_places_find(hearing->set->span, nodes[i]);
         if (index == UINT32_MAX || meeting->shares[index].came)
-            return disbelieve(hearing, "node %u had reported this op already", nodes[i]);
+            return engine_root_disbelieve(hearing, "node %u had reported this op already",
+                                          nodes[i]);
         meeting->shares[index].came = true;
         meeting->shares[index].one = part;
         meeting->op.missing--;
@@ -421,7 +420,7 @@ static int judge_alike(struct engine_root_hearing *hearing, const uint32_t *node
     hearing->tensor =
         engine_span_tensor(&root->tensors, hearing->report->serial, &hearing->report->tensor);
     if (!hearing->tensor)
-        return disbelieve(hearing, "an op without a name");
+        return engine_root_disbelieve(hearing, "an op without a name");
     engine_set_get(hearing->set);
     int status = bring_alike(hearing, nodes, count);
     engine_tensor_put(&root->tensors, hearing->tensor);
@@ -442,8 +441,8 @@ int engine_root_report_alike(struct engine_root *root, const uint32_t *nodes, ui
 
     for (uint32_t i = 0; i < count; i++) {
         if (report->seen > root->nodes[nodes[i]].number)
-            return disbelieve(&hearing, "node %u has seen verdict %" PRIu64, nodes[i],
-                              report->seen);
+            return engine_root_disbelieve(&hearing, "node %u has seen verdict %" PRIu64, nodes[i],
+                                          report->seen);
     }
     if (are_plain(root, hearing.set, nodes, count, report))
         return judge_alike(&hearing, nodes, count);

@@ -5,7 +5,6 @@
 
 #include "base/bits.h"
 #include "base/status.h"
-#include "daemon/engine/order/sentence.h"
 #include "daemon/engine/order/span_name.h"
 
 #include <inttypes.h>
@@ -13,9 +12,6 @@
 #include <string.h>
 
 #define GROUP_MAX 65536u /* members, whatever a node says */
-
-#define disbelieve(hearing, ...)                                                                   \
-    engine_sentence_bad_report((hearing)->text, (hearing)->text_size, (hearing)->node, __VA_ARGS__)
 
 static bool moves(uint32_t kind)
 {
@@ -40,11 +36,11 @@ static int take_shape(const struct engine_root_hearing *hearing, const struct hv
     bool empty = false, fits = true;
 
     if (element == 0 || said->reduce_op > UINT8_MAX || said->ndim > HVI_DIMS_MAX)
-        return disbelieve(hearing, "dtype %u, reduce op %u, %zu dimensions", said->dtype,
-                          said->reduce_op, said->ndim);
+        return engine_root_disbelieve(hearing, "dtype %u, reduce op %u, %zu dimensions",
+                                      said->dtype, said->reduce_op, said->ndim);
     for (size_t i = 0; i < said->ndim; i++) {
         if (said->dims[i] < 0)
-            return disbelieve(hearing, "a dimension is %" PRId64, said->dims[i]);
+            return engine_root_disbelieve(hearing, "a dimension is %" PRId64, said->dims[i]);
         part->copy.dims[i] = said->dims[i];
         empty = empty || said->dims[i] == 0;
     }
@@ -52,7 +48,7 @@ static int take_shape(const struct engine_root_hearing *hearing, const struct hv
         fits = fits && hvi_mul_checked(count, (uint64_t)said->dims[i], &count);
     count = empty ? 0 : count;
     if (!fits || !hvi_mul_checked(count, element, &part->in_bytes))
-        return disbelieve(hearing, "the shape's size overflows");
+        return engine_root_disbelieve(hearing, "the shape's size overflows");
     part->copy.dtype = (uint8_t)said->dtype;
     part->copy.reduce_op = (uint8_t)said->reduce_op;
     part->copy.ndim = (uint8_t)said->ndim;
@@ -68,11 +64,11 @@ static int take_group(const struct engine_root_hearing *hearing, const struct hv
     if (!said->has_leader)
         return HVI_OK;
     if (said->group_index >= said->group_size || said->group_size > GROUP_MAX || !moves(said->kind))
-        return disbelieve(hearing, "member %u of a group of %u", said->group_index,
-                          said->group_size);
+        return engine_root_disbelieve(hearing, "member %u of a group of %u", said->group_index,
+                                      said->group_size);
     part->leader = engine_span_tensor(&hearing->root->tensors, hearing->set->serial, &said->leader);
     if (!part->leader)
-        return disbelieve(hearing, "a group without a name");
+        return engine_root_disbelieve(hearing, "a group without a name");
     part->copy.group_size = said->group_size;
     part->copy.group_index = said->group_index;
     return HVI_OK;
@@ -85,7 +81,7 @@ static int take_integers(const struct engine_root_hearing *hearing,
         return HVI_OK;
     if (said->kind != HVI_KIND_SET_ADD &&
         (said->kind != HVI_KIND_ALLTOALL || said->integer_count != hearing->set->size))
-        return disbelieve(hearing, "%zu integers", said->integer_count);
+        return engine_root_disbelieve(hearing, "%zu integers", said->integer_count);
     part->integers = malloc(said->integer_count * sizeof *part->integers);
     if (!part->integers)
         return HVI_ERR_NO_MEMORY;
@@ -101,9 +97,9 @@ static int take_part(const struct engine_root_hearing *hearing, const struct hvi
 
     if (said->kind > UINT16_MAX || !hvi_kind_is_known((uint16_t)said->kind) ||
         engine_partial_is((uint16_t)said->kind) || said->kind == HVI_KIND_JOIN)
-        return disbelieve(hearing, "an op of kind %u", said->kind);
+        return engine_root_disbelieve(hearing, "an op of kind %u", said->kind);
     if (said->memory > HVI_MEMORY_DEVICE && said->memory != ENGINE_MEMORY_ANY)
-        return disbelieve(hearing, "memory %u", said->memory);
+        return engine_root_disbelieve(hearing, "memory %u", said->memory);
     part->memory = (uint8_t)said->memory;
     part->copy.kind = (uint16_t)said->kind;
     part->copy.root = said->root;
@@ -113,7 +109,7 @@ static int take_part(const struct engine_root_hearing *hearing, const struct hvi
     if (status == HVI_OK &&
         (said->kind == HVI_KIND_ALLREDUCE || said->kind == HVI_KIND_REDUCESCATTER) &&
         !hvi_reduce_is_known(part->copy.reduce_op))
-        status = disbelieve(hearing, "reduce op %u", said->reduce_op);
+        status = engine_root_disbelieve(hearing, "reduce op %u", said->reduce_op);
     if (status == HVI_OK)
         status = take_group(hearing, said, part);
     return status == HVI_OK ? take_integers(hearing, said, part) : status;
@@ -162,10 +158,11 @@ static int spread(const struct engine_root_hearing *hearing, struct engine_share
     for (size_t i = 0; i < said->place_count; i++) {
         int32_t place = said->places[i];
         if (place < 0 || (uint32_t)place >= places || share->each[place])
-            return disbelieve(hearing, "it has no member %d to speak for", place);
+            return engine_root_disbelieve(hearing, "it has no member %d to speak for", place);
         share->each[place] = part;
     }
-    return said->place_count > 0 ? HVI_OK : disbelieve(hearing, "something that no rank said");
+    return said->place_count > 0 ? HVI_OK
+                                 : engine_root_disbelieve(hearing, "something that no rank said");
 }
 
 /* Of members with memory of GPUs; no places: of all there. */
@@ -177,14 +174,15 @@ static int take_instances(const struct engine_root_hearing *hearing, struct engi
     const size_t due = said->memory == HVI_MEMORY_DEVICE && moves(said->kind) ? speakers : 0;
 
     if (said->instance_count != due)
-        return disbelieve(hearing, "%zu GPU workers of %zu ranks", said->instance_count, due);
+        return engine_root_disbelieve(hearing, "%zu GPU workers of %zu ranks", said->instance_count,
+                                      due);
     if (due > 0 && !share->instances)
         share->instances = calloc(places, sizeof *share->instances);
     if (due > 0 && !share->instances)
         return HVI_ERR_NO_MEMORY;
     for (size_t i = 0; i < due; i++) {
         if (said->instances[i] == 0)
-            return disbelieve(hearing, "memory of a GPU that no worker has");
+            return engine_root_disbelieve(hearing, "memory of a GPU that no worker has");
         share->instances[said->place_count > 0 ? (size_t)said->places[i] : i] = said->instances[i];
     }
     return HVI_OK;
@@ -198,7 +196,8 @@ int engine_root_said_take(const struct engine_root_hearing *hearing, struct engi
     int status = HVI_OK;
 
     if (report->said_count == 0 || report->said_count > places)
-        return disbelieve(hearing, "%zu opinions of %u ranks", report->said_count, places);
+        return engine_root_disbelieve(hearing, "%zu opinions of %u ranks", report->said_count,
+                                      places);
     if (report->said_count == 1 && report->said[0].place_count == 0) {
         share->one = engine_root_said_listen(hearing, meeting, &report->said[0], &status);
         return status == HVI_OK ? take_instances(hearing, share, &report->said[0]) : status;

@@ -4,6 +4,7 @@
 #define ENGINE_ORDER_ROOT_SAID_H
 
 #include "daemon/engine/order/meeting.h"
+#include "daemon/engine/order/sentence.h"
 
 /* A report that is being judged. */
 struct engine_root_hearing {
@@ -15,6 +16,10 @@ struct engine_root_hearing {
     char *text;
     size_t text_size;
 };
+
+/* HVI_ERR_PROTOCOL, with a sentence about what the node has reported; then what printf takes. */
+#define engine_root_disbelieve(hearing, ...)                                                       \
+    engine_sentence_bad_report((hearing)->text, (hearing)->text_size, (hearing)->node, __VA_ARGS__)
 
 /* The part of what is said: one that says the same, or a new one. NULL with *status_p. */
 struct engine_part *engine_root_said_listen(const struct engine_root_hearing *hearing,

@@ -56,8 +56,8 @@ bool engine_schedule_may_repeat(const struct engine_op *op)
 
 /* ---- memory of GPUs ---- */
 
-/* Where the others' memory is a node has from the last verdict. Every member has some, so every node has a part of the work; what
- * is sized late, and what has no name of its own, is negotiated. */
+/* A node takes from the last verdict where the other nodes' memory is. Every member has memory on a GPU, so every node takes
+ * part in the work. Ops that are sized late and unnamed ops are negotiated. */
 bool engine_schedule_may_repeat_on_gpus(const struct engine_op *op, const uint64_t *instances)
 {
     if ((op->kind != HVI_KIND_ALLREDUCE && op->kind != HVI_KIND_BROADCAST) || op->tensor->anon)
