@@ -7,8 +7,8 @@
 #
 # o3          gcc at -O3, as packagers build: there gcc warns of more
 # arm         built for aarch64; unit tests under an emulator
-# tensorflow  hvd.tensorflow and hvd.keras on TensorFlow 2.15, and with Keras 2 on the newest
-# slow        single tests that take minutes: python.distributed.whole, integration.bench and .regress, property.selftest
+# tensorflow  hvd.tensorflow and hvd.keras on TensorFlow 2.15, and with Keras 2 and optimizers of TensorFlow 1 on the newest
+# slow        what takes minutes: other numbers of ranks on PyTorch, integration.bench and .regress, property.selftest
 # huge        tensors of more than 4 GiB
 # launchers   jobs on two nodes that torchrun, Open MPI, Slurm and MPICH have started
 # gpus        ops on memory of GPUs of two nodes, on the fake driver: all layouts
@@ -41,8 +41,8 @@ step_o3() {
     cmake --build build-o3 -j "$(nproc)"
 }
 step_arm() { scripts/arm.sh; }
-step_tensorflow() { scripts/test.sh tensorflow -C Nightly -R 'tf215|tf_keras'; }
-step_slow() { scripts/test.sh release -C Nightly -R 'python.(environment|distributed.whole)|integration.(bench|regress)|property.selftest'; }
+step_tensorflow() { scripts/test.sh tensorflow -C Nightly -R 'tf215|tf_keras|tf221.(environment|optimizer_v1)'; }
+step_slow() { scripts/test.sh release -C Nightly -R 'python.(environment|(distributed|torch|torch_errors|torch_state).whole)|integration.(bench|regress)|property.selftest'; }
 step_huge() {
     build_release
     HVD_BUILD_DIR=$PWD/build-release HVT_HUGE=1 tests/harness/run-pytest -q -rs tests/integration/test_huge.py
