@@ -25,9 +25,12 @@
 #define REPLY_BYTES_MAX (64 * 1024 * 1024)
 #define DESCRIPTORS     16 /* that libzmq takes for our sockets, and some more */
 
-/* libzmq cannot wait for its turn in a queue that somebody floods. It tries, and whoever tries seldom is late. */
+/* libzmq cannot wait for its turn in a queue that somebody floods. It tries, and whoever tries seldom is late. So do the
+ * first time we wait for a place, and let it try when there are some: hvdd accepts many at once (base/pace.h). */
 #define RECONNECT_MS     1
 #define RECONNECT_MAX_MS 10
+#define TURNS_NS         HVI_NS_SEC        /* then libzmq is left to itself */
+#define TRY_MS           20                /* so long it may take to try */
 #define LOOK_NS          (100 * HVI_NS_MS) /* so often it is looked whether hvdd is there */
 
 struct admin_client {
@@ -58,10 +61,67 @@ static int from_errno(int error)
     return error == EMFILE || error == ENFILE ? HVI_ERR_LIMIT : HVI_ERR_NO_MEMORY;
 }
 
-static int open_socket(struct admin_client *client, const char *dir)
+/* The last frame of the next message: the delimiter before it carries nothing. */
+static int receive_body(void *socket, zmq_msg_t *body)
 {
+    do {
+        if (zmq_msg_recv(body, socket, ZMQ_DONTWAIT) < 0)
+            return errno == EAGAIN || errno == EINTR ? HVI_INPROGRESS : HVI_ERR_NO_MEMORY;
+    } while (zmq_msg_more(body));
+    return HVI_OK;
+}
+
+/* The monitor's next event; 0: it has nothing more to say. */
+static uint16_t take_event(struct admin_client *client)
+{
+    unsigned char bytes[6];
+    uint16_t event = 0;
+    zmq_msg_t rest;
+
+    if (zmq_recv(client->monitor, bytes, sizeof bytes, ZMQ_DONTWAIT) == (int)sizeof bytes)
+        memcpy(&event, bytes, sizeof event);
+    zmq_msg_init(&rest);
+    if (event != 0)
+        (void)receive_body(client->monitor, &rest);
+    zmq_msg_close(&rest);
+    return event;
+}
+
+/* False: libzmq has found the queue full, or nobody. */
+static bool has_connected(struct admin_client *client)
+{
+    zmq_pollitem_t item = {.socket = client->monitor, .events = ZMQ_POLLIN};
+    bool connected = false;
+
+    if (zmq_poll(&item, 1, TRY_MS) <= 0)
+        return false;
+    for (uint16_t event = take_event(client); event != 0; event = take_event(client))
+        connected = event == ZMQ_EVENT_CONNECTED;
+    return connected;
+}
+
+static int connect_in_turn(struct admin_client *client)
+{
+    const uint64_t deadline_ns = hvi_deadline_after(TURNS_NS);
     char endpoint[ADDRESS_DIR_MAX + 32];
-    snprintf(endpoint, sizeof endpoint, "ipc://%s/admin.sock", dir);
+    int error;
+
+    snprintf(endpoint, sizeof endpoint, "ipc://%s/admin.sock", client->dir);
+    do {
+        while (take_event(client) != 0)
+            ; /* of the last try */
+        if (zmq_connect(client->socket, endpoint) != 0)
+            return from_errno(errno);
+        if (has_connected(client))
+            return HVI_OK;
+        (void)zmq_disconnect(client->socket, endpoint);
+        error = address_probe(client->dir, deadline_ns);
+    } while ((error == 0 || error == EAGAIN) && !hvi_deadline_passed(deadline_ns));
+    return zmq_connect(client->socket, endpoint) == 0 ? HVI_OK : from_errno(errno);
+}
+
+static int open_socket(struct admin_client *client)
+{
     client->context = zmq_ctx_new();
     if (client->context == NULL)
         return from_errno(errno);
@@ -69,10 +129,11 @@ static int open_socket(struct admin_client *client, const char *dir)
     client->monitor = zmq_socket(client->context, ZMQ_PAIR);
     if (client->socket == NULL || client->monitor == NULL || set_options(client->socket) != 0 ||
         zmq_socket_monitor(client->socket, MONITOR,
-                           ZMQ_EVENT_DISCONNECTED | ZMQ_EVENT_CONNECT_RETRIED) != 0 ||
-        zmq_connect(client->monitor, MONITOR) != 0 || zmq_connect(client->socket, endpoint) != 0)
+                           ZMQ_EVENT_CONNECTED | ZMQ_EVENT_DISCONNECTED |
+                               ZMQ_EVENT_CONNECT_RETRIED) != 0 ||
+        zmq_connect(client->monitor, MONITOR) != 0)
         return from_errno(errno);
-    return HVI_OK;
+    return connect_in_turn(client);
 }
 
 /* libzmq ends the process where it gets no descriptor for its threads. */
@@ -99,7 +160,7 @@ int admin_client_open(const char *dir, struct admin_client **client_p)
     if (client == NULL)
         return HVI_ERR_NO_MEMORY;
     snprintf(client->dir, sizeof client->dir, "%s", dir);
-    const int status = open_socket(client, dir);
+    const int status = open_socket(client);
     if (status != HVI_OK) {
         admin_client_close(client);
         return status;
@@ -152,16 +213,6 @@ static int send_request(struct admin_client *client, const struct hvi_admin_requ
     return status;
 }
 
-/* The last frame of the next message: the delimiter before it carries nothing. */
-static int receive_body(void *socket, zmq_msg_t *body)
-{
-    do {
-        if (zmq_msg_recv(body, socket, ZMQ_DONTWAIT) < 0)
-            return errno == EAGAIN || errno == EINTR ? HVI_INPROGRESS : HVI_ERR_NO_MEMORY;
-    } while (zmq_msg_more(body));
-    return HVI_OK;
-}
-
 static int receive_any(struct admin_client *client, struct hvi_admin_reply *reply_p, char *text_p,
                        size_t text_size)
 {
@@ -197,22 +248,6 @@ static bool has_gone(struct admin_client *client)
         return true;
     client->next_look_ns = now_ns + LOOK_NS;
     return false;
-}
-
-/* The monitor's next event; 0: it has nothing more to say. */
-static uint16_t take_event(struct admin_client *client)
-{
-    unsigned char bytes[6];
-    uint16_t event = 0;
-    zmq_msg_t rest;
-
-    if (zmq_recv(client->monitor, bytes, sizeof bytes, ZMQ_DONTWAIT) == (int)sizeof bytes)
-        memcpy(&event, bytes, sizeof event);
-    zmq_msg_init(&rest);
-    if (event != 0)
-        (void)receive_body(client->monitor, &rest);
-    zmq_msg_close(&rest);
-    return event;
 }
 
 /* Reads all that the monitor has said; a connection that finds nobody makes an event each time. HVI_INPROGRESS: ask
