@@ -105,6 +105,7 @@ def test_torchruns_store_outlives_a_job_and_serves_the_next(ranks):
 
 
 def check_devices(folder: str) -> None:
+    import gc
     import os
 
     import torch.distributed as dist
@@ -118,19 +119,42 @@ def check_devices(folder: str) -> None:
     for backend, of_cpu, of_cuda in (("cpu:hvd,cuda:hvd", "hvd", "hvd"), ("hvd", "hvd", "hvd"), ("cpu:hvd", "hvd", "hvd"),
                                      ("cpu:hvd,cuda:gloo", "hvd", "gloo"), ("cpu:gloo,cuda:hvd", "gloo", "hvd")):
         world = begin(backend)
+        gc.collect()  # torch alone refers to what we have made
+        is_mixed = of_cpu != of_cuda
+        assert (type(world) is dist.ProcessGroup) == is_mixed, backend  # beside others the group is torch's own
         assert world._get_backend(cpu).name() == of_cpu and world._get_backend(cuda).name() == of_cuda, backend
         assert hvd.is_initialized()
-        for group in (None, dist.new_group([0, 1])):
-            room = torch.full((3,), float(dist.get_rank()))
-            work = dist.all_reduce(room, group=group, async_op=True)
-            work.wait()
-            assert room.tolist() == [1.0] * 3 and (type(work).__module__ == "hvd.torch._work") == (of_cpu == "hvd"), backend
-            everything = [None, None]
-            dist.all_gather_object(everything, dist.get_rank(), group=group)
-            assert everything == [0, 1], backend
-            dist.barrier(group=group)
+        for group in (world, dist.new_group([0, 1]), dist.split_group(split_ranks=[[0, 1]]) if is_mixed else world):
+            check_group(group, of_cpu)
         dist.destroy_process_group()
         assert not hvd.is_initialized()
+
+
+def check_group(group, of_cpu: str) -> None:
+    """Tensors of the host, in a group of which `of_cpu` has them."""
+    import torch.distributed as dist
+
+    from hvd.torch.distributed import DistributedError
+    rank, ours = dist.get_rank(), group._get_backend(torch.device("cpu"))
+    before = ours._get_sequence_number_for_group() if of_cpu == "hvd" else 0
+    room = torch.full((3,), float(rank))
+    dist.all_reduce(room, group=group, async_op=True).wait()
+    assert room.tolist() == [1.0] * 3
+    assert of_cpu != "hvd" or ours._get_sequence_number_for_group() == before + 1
+    future = dist.all_reduce(room, group=group, async_op=True).get_future()
+    assert future.then(lambda done: done.value()[0] * 2).wait().tolist() == [4.0] * 3
+    everything = [None, None]
+    dist.all_gather_object(everything, rank, group=group)
+    assert everything == [0, 1]
+    for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, torch.full((2,), float(rank)), 1 - rank, group),
+                                        dist.P2POp(dist.irecv, room[:2], 1 - rank, group)]):
+        work.wait()
+    assert room.tolist() == [1.0 - rank] * 2 + [2.0]
+    dist.barrier(group=group)
+    group.monitored_barrier()
+    if of_cpu == "hvd":
+        with pytest.raises(DistributedError, match="ranks disagree on shape"):
+            dist.all_reduce(torch.zeros(3 + rank), group=group)
 
 
 def test_backends_are_given_by_device(ranks, tmp_path):

@@ -3,7 +3,10 @@
 
     import hvd.torch
     torch.distributed.init_process_group("hvd")                  # or "cpu:hvd,cuda:hvd": tensors of the host and of CUDA devices
-    torch.distributed.init_process_group("cpu:hvd,cuda:nccl")    # the devices of other backends are left to them
+    torch.distributed.init_process_group("cpu:hvd,cuda:nccl")    # beside other backends, from PyTorch 2.15 on
+
+    hvd alone             ProcessGroupHvd   the whole group: torch takes a Python group for it, and its works are ours
+    beside other backends BackendHvd        a backend in torch's own group, whose other devices we have no part in
 
 Ops on CUDA tensors take part in the current stream, and wait() lets it wait, as NCCL's do; except all_to_all, gather, scatter and
 recv from any source, whose wait() blocks until the op is done. Devices that the engine does not reach go through the host.
@@ -29,7 +32,7 @@ import uuid
 import zlib
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from functools import reduce as fold, wraps
+from functools import partial, reduce as fold
 from typing import Any
 
 import torch
@@ -41,7 +44,7 @@ from hvd.torch import _device
 from hvd.torch._framework import CODES, framework
 from hvd.torch._work import DistributedError, Work
 
-__all__ = ["DistributedError", "ProcessGroupHvd"]
+__all__ = ["BackendHvd", "DistributedError", "ProcessGroupHvd"]
 
 #: torch's reductions -> the library's.
 _REDUCTIONS = {"SUM": basics.Sum, "AVG": basics.Average, "MIN": basics.Min, "MAX": basics.Max,
@@ -61,9 +64,12 @@ _BARRIER_TAG = 0x7fffffff  # of monitored_barrier's messages
 _LEAVING_S = 5.0
 #: A store outlives the default group, so each of a process' jobs has a key of its own: every rank has made as many.
 _job_numbers = itertools.count()
+_VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
 #: Of a Work that Python returns older C++ code keeps the C++ part alone, which waits for ever once the Python part is gone.
 #: It has few at a time (seen in 2.0; 2.15 keeps both).
-_KEPT = 0 if tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 15) else 8
+_KEPT = 0 if _VERSION >= (2, 15) else 8
+#: torch's backends, in which a group of several has its parts. Classes of Python may derive from it since 2.15.
+_TorchBackend: Any = torch._C._distributed_c10d.Backend if _VERSION >= (2, 15) else object  # pylint: disable=protected-access
 
 
 def _check(tensors: Sequence[Any]) -> None:
@@ -161,16 +167,15 @@ class _Reduction:
         return describe(tensor.data_ptr(), self.code, (rows, count // rows) if rows else (count,))
 
 
-class ProcessGroupHvd(dist.ProcessGroup):
-    """A process group over hvd; made by torch.distributed. `ranks`: the members' global ranks."""
+class _Group:
+    """The collectives of a group over hvd, for a class of torch's. `ranks`: the members' global ranks."""
 
     supports_splitting = True
     supports_coalescing = False
 
-    def __init__(self, rank: int, size: int, ranks: Sequence[int], timeout: timedelta,
-                 opening: _ops.Op | None, owns_session: bool = False, rest: _Rest | None = None) -> None:
-        super().__init__(rank, size)
-        self._rest = rest or _Rest(None, ["cpu", "cuda"])
+    def __init__(self, rank: int, size: int, ranks: Sequence[int], timeout: timedelta, opening: _ops.Op | None,
+                 owns_session: bool = False) -> None:
+        super().__init__(rank, size)  # type: ignore[call-arg]  # of torch's class
         self._rank, self._size = rank, size
         self._ranks = list(ranks)
         self._seconds = timeout.total_seconds()
@@ -178,10 +183,8 @@ class ProcessGroupHvd(dist.ProcessGroup):
         self._opening = opening
         self._owns_session = owns_session
         self._set: int | None = 0 if opening is None else None
-        self._store: Any = None  # of a split
         self._collected: list[Work] | None = None
         self._kept: collections.deque[Work] = collections.deque()
-        self._names = {"name": "", "desc": "undefined"}
         self._sequence = 0
 
     # ---- the process set ----
@@ -221,7 +224,6 @@ class ProcessGroupHvd(dist.ProcessGroup):
 
     def _end(self, patient: bool) -> None:
         session, self._session = self._session, None
-        self._rest.end()
         if session is None or session.pointer is None:
             return
         if self._set == 0:
@@ -265,60 +267,6 @@ class ProcessGroupHvd(dist.ProcessGroup):
 
     _get_backend_name = name = getBackendName
 
-    # C++ keeps names with its own kind of backends only.
-    def setGroupName(self, name: str) -> None:  # pylint: disable=invalid-name
-        """By torch, once."""
-        self._names["name"] = name
-        self._rest.set_name(name)
-
-    def getGroupName(self) -> str:  # pylint: disable=invalid-name
-        """What torch calls the group."""
-        return self._names["name"]
-
-    def setGroupDesc(self, desc: str) -> None:  # pylint: disable=invalid-name
-        """By torch, once."""
-        self._names["desc"] = desc
-
-    def getGroupDesc(self) -> str:  # pylint: disable=invalid-name
-        """What the group is for."""
-        return self._names["desc"]
-
-    def _get_backend(self, device: Any) -> Any:
-        return self._rest.backend(device) or self
-
-    @property
-    def _device_types(self) -> list[Any]:
-        # While torch makes the group it takes one with a device for its own kind, and asks C++ for what is not there. Of a
-        # split it must know the devices before; there its recorder of ops alone asks C++.
-        is_made = self in dist.distributed_c10d._world.pg_map  # pylint: disable=protected-access
-        asks = sys._getframe(1).f_code.co_name  # pylint: disable=protected-access
-        is_split = self._store is not None and asks != "_maybe_attach_flight_recorder"
-        return self._rest.devices() if is_made or is_split else []
-
-    def split_group(self, new_ranks: Sequence[int], timeout: timedelta | None = None, opts: Any = None,
-                    group_name: str | None = None, group_desc: str | None = None,
-                    device_types: Sequence[Any] | None = None) -> ProcessGroupHvd | None:
-        """A group of the members with these group ranks, in ascending order; None for other members, who have no part in it."""
-        del opts
-        if self._rest.others:
-            raise ValueError("split_group: a process group of which other backends have devices cannot be split; "
-                             "use new_group")
-        if self._rank not in new_ranks:
-            return None
-        ranks = [self._ranks[place] for place in new_ranks]
-        name = group_name or f"{self.getGroupName()}:{','.join(map(str, ranks))}"
-        rest = _Rest(None, [device.type for device in device_types or self._rest.devices()])
-        group = ProcessGroupHvd(list(new_ranks).index(self._rank), len(ranks), ranks,
-                                timeout or timedelta(seconds=self._seconds), _open_set("split_group", ranks, name), rest=rest)
-        group._store = dist.PrefixStore(f"{name}/", dist.distributed_c10d._get_process_group_store(self))
-        group.setGroupName(name)
-        group.setGroupDesc(group_desc or "undefined")
-        return group
-
-    def get_group_store(self) -> Any:
-        """Of a group that split_group has made; torch has those of others."""
-        return self._store
-
     # What torch asks of backends that split, for a group with a device of its own: here nothing has to be done before.
     def eager_connect_single_device(self, device: Any) -> None:
         """Nothing."""
@@ -338,12 +286,12 @@ class ProcessGroupHvd(dist.ProcessGroup):
     def _get_sequence_number_for_group(self) -> int:
         return self._sequence
 
-    def _start_coalescing(self, device: Any) -> None:
-        del device
+    def start_coalescing(self) -> None:
+        """The works from now on are one work at the end."""
         self._collected = []
 
-    def _end_coalescing(self, device: Any, requests: Any = None) -> Work:
-        del device, requests  # torch 2.0 has the works in a list of its own
+    def end_coalescing(self) -> Work:
+        """Of the works since start_coalescing()."""
         works, self._collected = self._collected or [], None
         finishes = [work.finish for work in works if work.finish is not None]
 
@@ -702,68 +650,97 @@ class ProcessGroupHvd(dist.ProcessGroup):
             work.wait(limit)
 
 
-class _Rest:
-    """The devices of a group that other backends have ("cpu:hvd,cuda:nccl"). torch takes a Python group for the whole group, and
-    drops the one that it was making. That one, `group`, is kept here and has the other backends. `ours`: the types of the
-    devices that hvd has."""
+class ProcessGroupHvd(_Group, dist.ProcessGroup):
+    """A process group over hvd, with all of its `devices`; made by torch.distributed."""
 
-    def __init__(self, group: Any, ours: Sequence[str], others: Sequence[str] = ()) -> None:
-        self._group = group
-        self._ours = ours
-        self.others = frozenset(others)
+    def __init__(self, *arguments: Any, devices: Sequence[str] = ("cpu", "cuda")) -> None:
+        super().__init__(*arguments)
+        self._devices = devices
+        self._names = {"name": "", "desc": "undefined"}
+        self._store: Any = None  # of a split
 
-    def group_of(self, tensor: Any) -> Any:
-        """The group that does the ops of a tensor; None: hvd."""
-        return self._group if tensor is not None and tensor.device.type in self.others else None
+    # C++ keeps names with its own kind of backends only.
+    def setGroupName(self, name: str) -> None:  # pylint: disable=invalid-name
+        """By torch, once."""
+        self._names["name"] = name
 
-    def backend(self, device: Any) -> Any:
-        """Another backend's, for a device; None: hvd."""
-        device = torch.device(device)
-        return self._group._get_backend(device) if device.type in self.others else None  # pylint: disable=protected-access
+    def getGroupName(self) -> str:  # pylint: disable=invalid-name
+        """What torch calls the group."""
+        return self._names["name"]
 
-    def devices(self) -> list[Any]:
-        """What torch may ask for: devices of this machine."""
-        return [torch.device(name) for name in (*self._ours, *sorted(self.others))
-                if name == "cpu" or getattr(torch, name).is_available()]
+    def setGroupDesc(self, desc: str) -> None:  # pylint: disable=invalid-name
+        """By torch, once."""
+        self._names["desc"] = desc
 
-    def set_name(self, name: str) -> None:
-        """The group's."""
-        if self.others:
-            self._group._set_group_name(name)  # pylint: disable=protected-access
+    def getGroupDesc(self) -> str:  # pylint: disable=invalid-name
+        """What the group is for."""
+        return self._names["desc"]
 
-    def end(self) -> None:
-        """Gives the other backends back."""
-        self._group = None
-        self.others = frozenset()
+    def _get_backend(self, device: Any) -> Any:
+        del device
+        return self
+
+    @property
+    def _device_types(self) -> list[Any]:
+        # While torch makes the group it takes one with a device for its own kind, and asks C++ for what is not there. Of a
+        # split it must know the devices before; there its recorder of ops alone asks C++.
+        is_made = self in dist.distributed_c10d._world.pg_map  # pylint: disable=protected-access
+        asks = sys._getframe(1).f_code.co_name  # pylint: disable=protected-access
+        is_split = self._store is not None and asks != "_maybe_attach_flight_recorder"
+        return [torch.device(name) for name in self._devices
+                if name == "cpu" or getattr(torch, name).is_available()] if is_made or is_split else []
+
+    def split_group(self, new_ranks: Sequence[int], timeout: timedelta | None = None, opts: Any = None,
+                    group_name: str | None = None, group_desc: str | None = None,
+                    device_types: Sequence[Any] | None = None) -> ProcessGroupHvd | None:
+        """A group of the members with these group ranks, in ascending order; None for other members, who have no part in it."""
+        del opts
+        if self._rank not in new_ranks:
+            return None
+        ranks = [self._ranks[place] for place in new_ranks]
+        name = group_name or f"{self.getGroupName()}:{','.join(map(str, ranks))}"
+        group = ProcessGroupHvd(list(new_ranks).index(self._rank), len(ranks), ranks, timeout or timedelta(seconds=self._seconds),
+                                _open_set("split_group", ranks, name),
+                                devices=[device.type for device in device_types] if device_types else self._devices)
+        group._store = dist.PrefixStore(f"{name}/", dist.distributed_c10d._get_process_group_store(self))
+        group.setGroupName(name)
+        group.setGroupDesc(group_desc or "undefined")
+        return group
+
+    def get_group_store(self) -> Any:
+        """Of a group that split_group has made; torch has those of others."""
+        return self._store
+
+    def _start_coalescing(self, device: Any) -> None:
+        del device
+        self.start_coalescing()
+
+    def _end_coalescing(self, device: Any, requests: Any = None) -> Work:
+        del device, requests  # torch 2.0 has the works in a list of its own
+        return self.end_coalescing()
 
 
-def _first_tensor(value: Any) -> Any:
-    """The first tensor in a call's arguments, lists of lists included."""
-    if isinstance(value, torch.Tensor):
-        return value
-    if isinstance(value, (list, tuple)):
-        return next((found for found in map(_first_tensor, value) if found is not None), None)
-    return None
+class BackendHvd(_Group, _TorchBackend):
+    """hvd's part of a group of torch's own, beside other backends; made by torch.distributed. torch's C++ gives out works that
+    forward wait() and get_future() to ours, and nothing else: is_completed() is never true there, and a recv from any source
+    does not know its source (PyWorkHolder of PyTorch 2.15)."""
 
+    @property
+    def options(self) -> Any:
+        """What a group that is split from this one begins with."""
+        return _TorchBackend.Options("hvd", timedelta(seconds=self._seconds))
 
-def _by_device(method: Any) -> Any:
-    """A collective that other backends do for tensors on their devices."""
-    @wraps(method)
-    def dispatch(self: ProcessGroupHvd, *arguments: Any, **named: Any) -> Any:
-        if self._rest.others:  # pylint: disable=protected-access
-            group = self._rest.group_of(_first_tensor(arguments))  # pylint: disable=protected-access
-            if group is not None:
-                return getattr(group, method.__name__)(*arguments, **named)
-        return method(self, *arguments, **named)
-    return dispatch
+    def split(self, store: Any, ranks: Sequence[int], opts: Any) -> BackendHvd:
+        """A backend of the members with these group ranks, in ascending order, of which this is one."""
+        del store
+        members = [self._ranks[place] for place in ranks]
+        timeout = getattr(opts, "_timeout", None) or timedelta(seconds=self._seconds)
+        return BackendHvd(list(ranks).index(self._rank), len(members), members, timeout,
+                          _open_set("split_group", members, opts.group_name))
 
-
-for _kind in ("allreduce", "allreduce_coalesced", "reduce", "reduce_scatter", "reduce_scatter_single", "_reduce_scatter_base",
-              "reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced", "broadcast", "all_gather_single",
-              "_allgather_base", "all_gather_single_coalesced", "allgather_into_tensor_coalesced", "allgather",
-              "allgather_coalesced", "gather", "scatter", "alltoall", "all_to_all_single", "alltoall_base", "send", "recv",
-              "recv_anysource"):
-    setattr(ProcessGroupHvd, _kind, _by_device(getattr(ProcessGroupHvd, _kind)))
+    def monitored_barrier(self, opts: Any, wait_all_ranks: bool = False) -> None:  # type: ignore[override]
+        """_Group's, as C++ calls it."""
+        super().monitored_barrier(opts.timeout, wait_all_ranks)
 
 
 def _missing(ranks: Sequence[int], limit: timedelta) -> DistributedError:
@@ -868,28 +845,6 @@ def _wanted_backends() -> dict[str, str]:
     return dict(config.get_device_backend_map()) if hasattr(config, "get_device_backend_map") else {}
 
 
-def _rest_of(options: Any, backend_options: Any) -> _Rest | None:
-    """The other backends of the group that torch is making; those that torch has not made yet are made."""
-    wanted = {torch.device(device).type: name for device, name in _wanted_backends().items()}
-    others = {device: name for device, name in wanted.items() if name != "hvd"}
-    if not others:
-        return _Rest(None, list(wanted)) if wanted else None
-    group = options.process_group
-    store = options.store
-    for device, name in others.items():
-        try:
-            group._get_backend(torch.device(device))  # pylint: disable=protected-access
-        except RuntimeError:
-            options.store = dist.PrefixStore(f"{device}/", store)
-            plugin = dist.Backend._plugins[name.upper()]  # pylint: disable=protected-access
-            made = (plugin.creator_fn(options, backend_options) if plugin.extended_api else
-                    plugin.creator_fn(options.store, options.group_rank, options.group_size, options.timeout))
-            kind = dist.Backend.backend_type_map.get(name, dist.ProcessGroup.BackendType.CUSTOM)
-            group._register_backend(torch.device(device), kind, made)  # pylint: disable=protected-access
-    options.store = store
-    return _Rest(group, [device for device, name in wanted.items() if name == "hvd"], list(others))
-
-
 def _open_set(what: str, ranks: list[int], name: str) -> _ops.Op:
     """Begins to open the process set of a group. Its members wait for each other in the group's first op."""
     if ranks != sorted(ranks):
@@ -899,16 +854,22 @@ def _open_set(what: str, ranks: list[int], name: str) -> _ops.Op:
     return _ops.submit(lib.hvd_process_set_open_async, None, wanted, len(ranks), tag, owns_result=True)
 
 
-def _create(options: Any, backend_options: Any) -> ProcessGroupHvd:
+def _create(options: Any, backend_options: Any) -> Any:
     """Called by torch on the members of a new group."""
-    rest = _rest_of(options, backend_options)
+    del backend_options
+    wanted = _wanted_backends()
+    make: Any = BackendHvd
+    if set(wanted.values()) <= {"hvd"}:
+        make = partial(ProcessGroupHvd, devices=[torch.device(name).type for name in wanted]) if wanted else ProcessGroupHvd
+    elif _TorchBackend is object:
+        raise ValueError(f"hvd stands beside other backends in a process group from PyTorch 2.15 on, and this is {torch.__version__}; "
+                         'use init_process_group("hvd") for all devices, or a new_group(backend="hvd")')
     ranks = list(options.global_ranks_in_group)
     if not ranks:
         opened = _session_for(options.store, options.group_rank, options.group_size)
-        return ProcessGroupHvd(options.group_rank, options.group_size, range(options.group_size), options.timeout, None,
-                               opened, rest)
+        return make(options.group_rank, options.group_size, range(options.group_size), options.timeout, None, opened)
     opening = _open_set("new_group", ranks, str(options.group_id))
-    return ProcessGroupHvd(options.group_rank, options.group_size, ranks, options.timeout, opening, rest=rest)
+    return make(options.group_rank, options.group_size, ranks, options.timeout, opening)
 
 
 def register() -> None:
