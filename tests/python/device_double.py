@@ -211,6 +211,9 @@ def install(device: int) -> Double:
         plain_wait(op)
         if double.eager:
             double.stream(None).synchronize()
+    # Without a GPU torch has no cache to give back, and asks nobody to.
+    torch.cuda.memory.is_initialized = torch._C._accelerator_isAllocatorInitialized = lambda: True
+    torch._C._cuda_emptyCache = torch._C._accelerator_emptyCache = lambda: None
     torch.empty_like = _autograd._empty_like = like
     _streams.StreamOp.wait = wait  # type: ignore[method-assign]
     _framework.framework.on_host = lambda tensor: not double.holds(tensor)

@@ -171,21 +171,22 @@ def check_process_group(hvd, cuda):
 
 
 def check_memory_that_is_given_back(hvd, cuda):
-    """The engine forgets a segment before torch.cuda.empty_cache() gives it back, and learns of what comes there later."""
+    """The engine forgets a segment before torch gives it back, and learns of what comes there later."""
     import torch
     from hvd import _streams
     from hvd._native import last_error, lib
     from hvd._session import current
     mine = cuda.make((1 << 20,), torch.float32, 1.0)
     place = mine.data_ptr()
-    assert (hvd.allreduce(mine, op=hvd.Sum) == hvd.size()).all()
-    for op in list(_streams._unseen):
-        op.wait_here()
-    cuda.idle = [(place, 4 << 20)]
-    torch.cuda.empty_cache()
-    assert lib.hvd_device_forget(current().pointer, place) < 0 and "knows no allocation" in last_error()
-    torch.cuda.empty_cache()
-    cuda.idle = []
+    for give_back in (torch.cuda.empty_cache, torch.accelerator.empty_cache):
+        assert (hvd.allreduce(mine, op=hvd.Sum) == hvd.size()).all()
+        for op in list(_streams._unseen):
+            op.wait_here()
+        cuda.idle = [(place, 4 << 20)]
+        give_back()
+        assert lib.hvd_device_forget(current().pointer, place) < 0 and "knows no allocation" in last_error()
+        give_back()
+        cuda.idle = []
     assert (hvd.allreduce(mine, op=hvd.Sum) == hvd.size()).all()
 
 

@@ -65,13 +65,16 @@ cuda = Cuda()
 
 
 def before_giving_back(call: Callable[[], None]) -> None:
-    """From now on torch.cuda.empty_cache() calls `call` first. That is all that torch lets Python know of: its allocator's own
-    observers (segments mapped, unmapped, freed) are C++ functions of its ABI, and the one for Python, of memory that has run
+    """From now on `call` comes first where Python lets the allocator give its cache back: torch.cuda.empty_cache(),
+    torch.accelerator.empty_cache(), and who has imported them before. That is all that torch lets Python know of: its allocator's
+    own observers (segments mapped, unmapped, freed) are C++ functions of its ABI, and the one for Python, of memory that has run
     out, is called after the allocator has given up."""
-    plain = torch.cuda.memory.empty_cache
-
-    @functools.wraps(plain)
-    def empty_cache() -> None:
-        call()
-        plain()
-    torch.cuda.empty_cache = torch.cuda.memory.empty_cache = empty_cache
+    def before(plain: Callable[[], None]) -> Callable[[], None]:
+        @functools.wraps(plain)
+        def give_back() -> None:
+            call()
+            plain()
+        return give_back
+    for name in ("_cuda_emptyCache", "_accelerator_emptyCache"):
+        if hasattr(torch._C, name):  # pylint: disable=protected-access
+            setattr(torch._C, name, before(getattr(torch._C, name)))  # pylint: disable=protected-access
