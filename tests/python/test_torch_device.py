@@ -256,6 +256,16 @@ def check_optimizer(hvd, cuda):
     assert (next(there.parameters()) == 0).all()
 
 
+def check_sync_batch_norm(hvd, cuda):
+    """The number of values, which the host needs, is told on the host. The double's arithmetic is the host's."""
+    import torch
+    rows = torch.randn(6, 3, generator=torch.Generator().manual_seed(2))
+    mine = rows[:4] if hvd.rank() == 0 else rows[4:]
+    ours, plain = hvd.SyncBatchNorm(3), torch.nn.BatchNorm1d(3)
+    wanted = plain(rows)[:4] if hvd.rank() == 0 else plain(rows)[4:]
+    torch.testing.assert_close(ours(cuda.make(tuple(mine.shape), mine.dtype, mine)), wanted, rtol=1e-5, atol=1e-5)
+
+
 def check_everything():
     hvd, cuda = begin()
     from hvd.torch import _framework
@@ -265,6 +275,7 @@ def check_everything():
         before = len(seen)
         check(hvd, cuda)
         assert len(seen) > before, check
+    check_sync_batch_norm(hvd, cuda)
     assert set(_framework.framework._why_not.values()) == {""}
     assert hvd.nccl_built() == (22809 if hvd.cuda_built() else 0)  # what the fake has; kernels are built in where nvcc was found
     hvd.shutdown()

@@ -20,8 +20,10 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hvd.basics import Sum, size
+from hvd.collectives import complete
 from hvd.process_sets import global_process_set
 from hvd.torch import _autograd
+from hvd.torch._framework import engine, framework
 
 _names: "weakref.WeakKeyDictionary[Any, str]" = weakref.WeakKeyDictionary()
 _numbers = itertools.count()
@@ -45,9 +47,11 @@ def _gathered_statistics(tensor: Any, name: str) -> tuple[Any, Any, float]:
     if count:
         variance, mean = torch.var_mean(_wide(tensor), others, unbiased=False)
         own[0, 0], own[0, 1:channels + 1], own[0, channels + 1:] = count, mean, variance
+    # A number that the host has to know is gathered there: to ask the device for it would be to wait for the device.
+    told = None if framework.on_host(tensor) else engine.start_allgather(torch.tensor([count]), name + ".count", global_process_set)
     every = _autograd.allgather(own, name + ".statistics", global_process_set)
     counts, means, variances = every[:, :1], every[:, 1:channels + 1], every[:, channels + 1:]
-    total = counts.sum().item()
+    total = float((counts if told is None else complete(told)).sum())
     if total <= 1:
         raise ValueError(f"Expected more than 1 value per channel when training, got input size {tuple(tensor.shape)} and "
                          "no values on the other ranks")
