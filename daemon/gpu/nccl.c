@@ -11,9 +11,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define LIBRARY "libnccl.so.2"
-#define WHEELS  "nvidia/nccl/lib/" LIBRARY /* of nvidia-nccl-cu12 and -cu13 */
+#define WHEELS  "nvidia/nccl/lib/" LIBRARY                /* of nvidia-nccl-cu12 and -cu13 */
+#define PACKAGE "hvd/_native_files/libexec/hvdd/hvdd-gpu" /* this program, in site-packages */
 
 static const struct hvi_gpu_symbol symbols[] = {
 #define GPU_NCCL(member, symbol, need, result, parameters)                                         \
@@ -90,6 +92,23 @@ static bool try_folders(const char *path, struct gpu_nccl *nccl_p, struct said *
     return false;
 }
 
+/* Where this program has come with Python's package hvd, the wheel may lie beside that: torch brings it along. */
+static bool try_beside(struct gpu_nccl *nccl_p, struct said *said)
+{
+    const size_t tail = sizeof(PACKAGE) - 1;
+    char file[PATH_MAX];
+    const ssize_t length = readlink("/proc/self/exe", file, sizeof(file) - 1);
+
+    if (length <= (ssize_t)tail)
+        return false;
+    file[length] = '\0';
+    char *end = file + length - tail;
+    if (end[-1] != '/' || strcmp(end, PACKAGE) != 0)
+        return false;
+    snprintf(end, tail, "%s", WHEELS);
+    return access(file, R_OK) == 0 && try_file(file, nccl_p, said);
+}
+
 int gpu_nccl_open(const char *path, struct gpu_nccl *nccl_p, char *text_p, size_t text_size)
 {
     const char *wish = getenv("HVD_NCCL_LIB");
@@ -103,7 +122,8 @@ int gpu_nccl_open(const char *path, struct gpu_nccl *nccl_p, char *text_p, size_
         say(&said, " (HVD_NCCL_LIB says so, and nothing else was tried)");
         return HVI_ERR_UNSUPPORTED;
     }
-    if (try_file(LIBRARY, nccl_p, &said) || (path != NULL && try_folders(path, nccl_p, &said)))
+    if (try_file(LIBRARY, nccl_p, &said) || (path != NULL && try_folders(path, nccl_p, &said)) ||
+        try_beside(nccl_p, &said))
         return HVI_OK;
     say(&said,
         "; name it by HVD_NCCL_LIB, or in gpu-library-path the site-packages that have " WHEELS

@@ -48,8 +48,8 @@ struct gpu_nccl {
 #define GPU_NCCL_VERSION_MIN 21800
 
 /* Looks at: HVD_NCCL_LIB, and where that is set at nothing else; libnccl.so.2 by the loader; nvidia/nccl/lib below each folder
- * of `path`, with colons between them: gpu-library-path (hvdd.conf), which has site-packages of the system's Pythons. At least
- * 2.18; what is older is passed over. HVI_OK; HVI_ERR_UNSUPPORTED with a sentence: what is missing, where it was looked for,
+ * of `path`, with colons between them: gpu-library-path (hvdd.conf), which has site-packages of the system's Pythons; and where
+ * this program has come with Python's package hvd, there below the site-packages that have it. At least 2.18; what is older is passed over. HVI_OK; HVI_ERR_UNSUPPORTED with a sentence: what is missing, where it was looked for,
  * which version is needed. */
 int gpu_nccl_open(const char *path, struct gpu_nccl *nccl_p, char *text_p, size_t text_size);
 

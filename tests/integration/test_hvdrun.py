@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """hvdrun: ranks of /bin/sh (and of hvt-rank and hvd-perf where ops matter) start, talk and end together."""
 import contextlib
+import ctypes.util
 import fcntl
 import json
 import os
@@ -9,6 +10,7 @@ import pty
 import re
 import resource
 import select
+import shutil
 import signal
 import subprocess
 import time
@@ -908,6 +910,20 @@ def test_check_build_ticks_nccl_where_workers_find_it_and_a_driver(launcher):
     assert f"    [{mark}] NCCL\n" in launcher.run("--check-build", environment=fakes).stdout
     none = {"HVD_NCCL_LIB": "/nonexistent/libnccl.so.2"}
     assert "    [ ] NCCL\n" in launcher.run("--check-build", environment=fakes | none).stdout
+
+
+def test_a_worker_that_came_with_the_python_package_finds_nccls_wheel_beside_it(tmp_path):
+    """PyTorch brings that wheel along, into the same site-packages."""
+    there = tmp_path / "hvd" / "_native_files" / "libexec" / "hvdd" / "hvdd-gpu"
+    wheel = tmp_path / "nvidia" / "nccl" / "lib" / "libnccl.so.2"
+    for place in (there, wheel):
+        place.parent.mkdir(parents=True)
+    shutil.copy(program("hvdd-gpu"), there)
+    if not ctypes.util.find_library("nccl"):
+        assert "\nnccl 0 " in subprocess.run([there, "--can"], capture_output=True, text=True, check=True).stdout
+    wheel.symlink_to(BUILD_FOLDER / "fakegpu" / "libnccl.so.2")
+    told = subprocess.run([there, "--can"], capture_output=True, text=True, check=True).stdout
+    assert re.search(r"^nccl [1-9]", told, re.MULTILINE), told
 
 
 @pytest.mark.parametrize("python, why", [("/nonexistent/python", "No such file or directory"), ("/bin/false", "it failed")])
