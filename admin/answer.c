@@ -61,6 +61,9 @@ static void show_daemon(struct answer *answer)
         .ranks_lost = daemon->ranks_lost,
         .log_lost = daemon->log_lost,
         .mesh_port = daemon->mesh_port,
+        .gpu_program = daemon->gpu_program,
+        .gpu_kernels = daemon->gpu_kernels,
+        .gpu_library_path = daemon->gpu_library_path,
     };
     answer->shown.daemon = &answer->daemon;
 }

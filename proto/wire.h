@@ -556,6 +556,8 @@ struct hvi_daemon_status {
     uint32_t jobs, sessions;
     uint64_t attaches, refused, ranks_lost, log_lost;
     uint32_t mesh_port; /* 0: it listens for no other nodes */
+    /* Of its workers of GPUs; the program "": it starts none. */
+    char gpu_program[HVI_WIRE_PATH], gpu_kernels[HVI_WIRE_PATH], gpu_library_path[HVI_WIRE_PATH];
 };
 
 struct hvi_admin_reply {

@@ -635,6 +635,9 @@ static const struct wire_field daemon_fields[] = {
     U64(11, hvi_daemon_status, ranks_lost),
     U64(12, hvi_daemon_status, log_lost),
     NUMBER(30, hvi_daemon_status, mesh_port, 0, UINT16_MAX),
+    TEXT(31, hvi_daemon_status, gpu_program, ANY),
+    TEXT(32, hvi_daemon_status, gpu_kernels, ANY),
+    TEXT(33, hvi_daemon_status, gpu_library_path, ANY),
 };
 static const struct wire_table daemon_status = TABLE(status_reply, daemon_fields, 0);
 

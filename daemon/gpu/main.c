@@ -26,7 +26,8 @@ static int usage(int exit_code)
         "Has a GPU for a job. hvdd or its unit starts it, with a connected socket as descriptor\n"
         "3; it is of no use by hand. See hvdd(8).\n"
         "\n"
-        "  --can    says which kernels, driver and NCCL a worker would find here\n",
+        "  --can [KERNELS [DIRS]]  says which kernels, driver and NCCL a worker would find here,\n"
+        "                          with these values of gpu-kernels and gpu-library-path\n",
         HVD_VERSION_TEXT);
     return exit_code;
 }
@@ -179,8 +180,8 @@ int main(int argc, char **argv)
         .link_fd = -1, .device = {.event_fd = -1}, .launch = {.wake_fd = -1, .back_fd = -1}};
     int status;
 
-    if (argc == 2 && strcmp(argv[1], "--can") == 0)
-        return gpu_can(stdout);
+    if (argc >= 2 && argc <= 4 && strcmp(argv[1], "--can") == 0)
+        return gpu_can(stdout, argc > 2 ? argv[2] : NULL, argc > 3 ? argv[3] : NULL);
     if (argc > 1)
         return usage(strcmp(argv[1], "--help") == 0 ? 0 : 2);
     if (!link_is_socket())

@@ -301,6 +301,19 @@ void node_answer_close(struct node *node)
  * -------------------------------------------------------------------------------------------------
  */
 
+/* What a worker would be started with. A path that is too long for the message is as if it were not there. */
+static void tell_of_workers(const struct node *node, struct hvi_daemon_status *daemon)
+{
+    const struct node_config *config = &node->config;
+
+    if (config->gpu != 0 && strlen(node->gpu_path) < sizeof(daemon->gpu_program) &&
+        access(node->gpu_path, X_OK) == 0)
+        memcpy(daemon->gpu_program, node->gpu_path, strlen(node->gpu_path));
+    snprintf(daemon->gpu_kernels, sizeof(daemon->gpu_kernels), "%s", config->gpu_kernels);
+    snprintf(daemon->gpu_library_path, sizeof(daemon->gpu_library_path), "%s",
+             config->gpu_library_path);
+}
+
 static void answer_status(struct node *node, const struct node_asker *asker)
 {
     struct hvi_admin_reply reply = {.has_daemon = true};
@@ -320,6 +333,7 @@ static void answer_status(struct node *node, const struct node_asker *asker)
     daemon->ranks_lost = node->counters.ranks_lost;
     daemon->log_lost = hvi_log_lost();
     daemon->mesh_port = node->mesh.port;
+    tell_of_workers(node, daemon);
     node_gate_reply(node, asker, &reply);
 }
 

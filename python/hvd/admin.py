@@ -48,7 +48,8 @@ class _Rows(NamedTuple):
 
 
 class Daemon(NamedTuple):
-    """hvdd itself. `state`: "running" or "draining"."""
+    """hvdd itself. `state`: "running" or "draining". `gpu_program`: of its workers of GPUs; "": it starts none. The other two are
+    options of hvdd's."""
     version: _Text
     pid: _I32
     uid: _U32
@@ -62,6 +63,9 @@ class Daemon(NamedTuple):
     ranks_lost: _U64
     log_lost: _U64
     mesh_port: _U32
+    gpu_program: _Text
+    gpu_kernels: _Text
+    gpu_library_path: _Text
 
 
 class Job(NamedTuple):

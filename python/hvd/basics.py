@@ -216,24 +216,42 @@ def gloo_built() -> bool:
     return False
 
 
-@functools.lru_cache(maxsize=None)
-def _workers_find() -> dict[str, int]:
-    """What hvdd's workers of GPUs would find on this machine, by `hvdd-gpu --can`: kernels, driver, nccl. Opens no device."""
-    program = _native.program_path("hvdd-gpu")
-    if program is None:
+def _workers() -> tuple[str, str, str]:
+    """The program hvdd-gpu, and the options gpu-kernels and gpu-library-path, of the hvdd that runs here; where none answers, the
+    program of this package. "": no worker is started."""
+    from hvd import admin  # pylint: disable=import-outside-toplevel
+    try:
+        with admin.Admin() as asked:
+            told = asked.status()
+            return told.gpu_program, told.gpu_kernels, told.gpu_library_path
+    except (OSError, ValueError, MemoryError, RuntimeError):
+        return _native.program_path("hvdd-gpu") or "", "", ""
+
+
+@functools.lru_cache(maxsize=1)
+def _workers_find(session: _session.Session | None) -> dict[str, int]:
+    """What hvdd's workers of GPUs would find on this machine, by `hvdd-gpu --can`: kernels, driver, nccl. Opens no device. Asked
+    anew in each session, which may be another hvdd's."""
+    del session
+    program, *options = _workers()
+    if not program:
         return {}
     try:
-        told = subprocess.run([program, "--can"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=True, text=True,
+        told = subprocess.run([program, "--can", *options], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=True, text=True,
                               timeout=20).stdout
         return {line.split()[0]: int(line.split()[1]) for line in told.splitlines()}
     except (OSError, ValueError, IndexError, subprocess.SubprocessError):
         return {}
 
 
+def _found(what: str) -> int:
+    return _workers_find(_session.current() if _session.is_open() else None).get(what, 0)
+
+
 def nccl_built() -> int:
     """NCCL's version code, e.g. 22809, where hvdd's workers move memory between GPUs by it; 0: they find no NCCL, or
-    cuda_built() is False. Asks the hvdd-gpu that is installed beside this package's library, once."""
-    return _workers_find().get("nccl", 0) if cuda_built() else 0
+    cuda_built() is False. Asks the hvdd that runs here; without one the hvdd-gpu that is installed beside this package's library."""
+    return _found("nccl") if cuda_built() else 0
 
 
 def ddl_built() -> bool:
@@ -249,8 +267,7 @@ def ccl_built() -> bool:
 def cuda_built() -> bool:
     """Whether hvdd works on memory of GPUs where it lies: this build has kernels, and the machine a driver. False: tensors of
     GPUs go through memory of the host. Asks as nccl_built() does; what an engine refuses later, `hvdctl doctor` explains."""
-    found = _workers_find()
-    return found.get("kernels", 0) > 0 and found.get("driver", 0) > 0
+    return _found("kernels") > 0 and _found("driver") > 0
 
 
 def rocm_built() -> bool:

@@ -33,6 +33,7 @@ def test_status_says_who_and_where(daemon):
     status = daemon.ctl.json("status")["daemon"]
     assert status["pid"] == daemon.pid and status["uid"] == os.geteuid() and status["state"] == "running"
     assert status["runtime_dir"] == str(daemon.address) and status["uptime_ns"] > 0
+    assert status["gpu_program"].endswith("/libexec/hvdd/hvdd-gpu") and status["gpu_kernels"] == status["gpu_library_path"] == ""
     table = daemon.ctl.run("status")
     assert table.returncode == 0 and f"pid {daemon.pid}, user " in table.stdout and str(daemon.address) in table.stdout
     assert not table.stderr and "\033" not in table.stdout

@@ -926,6 +926,16 @@ def test_a_worker_that_came_with_the_python_package_finds_nccls_wheel_beside_it(
     assert re.search(r"^nccl [1-9]", told, re.MULTILINE), told
 
 
+@pytest.mark.parametrize("options, mark", [({"gpu-kernels": "/etc/hostname"}, "X"), ({"gpu-kernels": "/etc/hostname", "gpu": "no"}, " "),
+                                           ({"gpu-kernels": "/nonexistent"}, " ")], ids=str)
+def test_check_build_is_about_the_hvdd_that_runs(launcher, options, mark):
+    """Its program, its kernels, and whether it starts workers at all."""
+    with Daemon(options=options) as daemon:
+        environment = {"LD_LIBRARY_PATH": str(BUILD_FOLDER / "fakegpu"), "HVDRUN_PYTHON": "/usr/bin/python3",
+                       "HVD_ADDRESS": str(daemon.address)}
+        assert f"    [{mark}] NCCL\n" in launcher.run("--check-build", environment=environment).stdout
+
+
 @pytest.mark.parametrize("python, why", [("/nonexistent/python", "No such file or directory"), ("/bin/false", "it failed")])
 def test_check_build_without_a_python_has_no_framework(launcher, python, why):
     done = launcher.run("--check-build", environment={"HVDRUN_PYTHON": python})

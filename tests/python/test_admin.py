@@ -24,6 +24,14 @@ def admin(daemon):
         yield connected
 
 
+def test_questions_about_gpus_are_about_the_hvdd_that_runs(daemon, admin, monkeypatch):
+    from hvd import _native, basics
+    monkeypatch.setenv("HVD_ADDRESS", str(daemon.address))
+    assert basics._workers() == (admin.status().gpu_program, "", "") and admin.status().gpu_program.endswith("/hvdd-gpu")
+    monkeypatch.setenv("HVD_ADDRESS", "/nonexistent")
+    assert basics._workers() == (_native.program_path("hvdd-gpu"), "", "")
+
+
 def test_a_job_is_seen_as_it_is(daemon, admin):
     assert admin.address == str(daemon.address)
     status = admin.status()

@@ -89,6 +89,9 @@ void ctl_json_status(const struct ctl *ctl, const struct hvd_admin_answer *reply
     add_u64(object, "ranks_lost", daemon->ranks_lost);
     add_u64(object, "log_lost", daemon->log_lost);
     add_u64(object, "mesh_port", daemon->mesh_port);
+    cJSON_AddStringToObject(object, "gpu_program", daemon->gpu_program);
+    cJSON_AddStringToObject(object, "gpu_kernels", daemon->gpu_kernels);
+    cJSON_AddStringToObject(object, "gpu_library_path", daemon->gpu_library_path);
     print(ctl, document);
 }
 

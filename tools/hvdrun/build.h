@@ -19,9 +19,9 @@ struct run_build {
 /* Asks the Python that HVDRUN_PYTHON names, else python3 of PATH, which of the frameworks and their
  * bindings it would find. Waits at most 20 s. 0, or -1 with a sentence and no framework. */
 int run_build_ask(struct run_build *build_p, char *text_p, size_t text_size);
-/* Whether hvdd's workers of GPUs, the hvdd-gpu beside this program's hvdd, would find a driver and NCCL here, and have
- * kernels. Waits at most 20 s; opens no device. */
-bool run_build_has_nccl(void);
+/* Whether workers of GPUs would find a driver and NCCL here, and have kernels: those of the hvdd that runs in `address` (NULL: where
+ * hvdrun looks for one), else of the hvdd-gpu beside this program. Waits at most 25 s; opens no device. */
+bool run_build_has_nccl(const char *address);
 /* The lists, for `name` ("Horovod" or "hvd"). */
 void run_build_print(FILE *out, const char *name, const char *version,
                      const struct run_build *build);

@@ -47,7 +47,7 @@ static void check_build(const struct run_options *options)
     else if (getenv("HVDRUN_PYTHON") == NULL)
         fprintf(stderr, "hvdrun: the frameworks are those of %s (HVDRUN_PYTHON names another)\n",
                 build.python);
-    build.has_nccl = run_build_has_nccl();
+    build.has_nccl = run_build_has_nccl(options->address);
     run_build_print(stdout, options->compat ? "Horovod" : "hvd", shown_version(options), &build);
 }
 

@@ -161,6 +161,8 @@ struct hvd_admin_daemon {
     uint64_t attaches, refused, ranks_lost; /* since its start */
     uint64_t log_lost;                      /* lines that could not be written */
     uint32_t mesh_port;                     /* where other nodes find it; 0: it does not listen */
+    const char *gpu_program;                /* of its workers of GPUs; "": it starts none */
+    const char *gpu_kernels, *gpu_library_path; /* its options of these names */
 };
 
 struct hvd_admin_job {

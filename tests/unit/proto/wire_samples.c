@@ -566,6 +566,8 @@ static void fill_daemon(struct hvi_daemon_status *daemon)
     FILL(daemon->version, false);
     FILL(daemon->runtime_dir, true);
     FILL(daemon->state, true);
+    FILL(daemon->gpu_program, true);
+    FILL(daemon->gpu_library_path, false);
 }
 
 static struct hvi_job_row *job_rows(size_t count)

@@ -95,6 +95,9 @@ static struct hvd_admin_daemon hvt_daemon = {
     .attaches = 9,
     .refused = 1,
     .ranks_lost = 3,
+    .gpu_program = "/usr/libexec/hvdd/hvdd-gpu",
+    .gpu_kernels = "",
+    .gpu_library_path = "/opt/site-packages",
 };
 
 static struct hvd_admin_answer hvt_reply = {

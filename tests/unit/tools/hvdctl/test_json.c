@@ -35,6 +35,8 @@ START_TEST(status_has_raw_numbers)
     cJSON *document = parse(&ctl);
     const cJSON *daemon = cJSON_GetObjectItem(document, "daemon");
     ck_assert_str_eq(string(daemon, "runtime_dir"), "/run/hvdd");
+    ck_assert_str_eq(string(daemon, "gpu_program"), "/usr/libexec/hvdd/hvdd-gpu");
+    ck_assert_str_eq(string(daemon, "gpu_library_path"), "/opt/site-packages");
     ck_assert(number(daemon, "pid") == 17);
     ck_assert_ptr_nonnull(strstr(hvt_text, "18446744073709551615")); /* not 1.8e19 */
     cJSON_Delete(document);
