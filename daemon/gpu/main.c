@@ -2,6 +2,7 @@
  * hvdd-gpu: started by hvdd, or by its unit, with a connected socket as descriptor 3. It has one GPU for one job of one user,
  * through all generations of the job. This file puts the parts together; docs/design/gpu.md says what they do. */
 #include "daemon/gpu/can.h"
+#include "daemon/gpu/turns.h"
 #include "daemon/gpu/worker.h"
 
 #include "base/rights.h"
@@ -27,7 +28,10 @@ static int usage(int exit_code)
         "3; it is of no use by hand. See hvdd(8).\n"
         "\n"
         "  --can [KERNELS [DIRS]]  says which kernels, driver and NCCL a worker would find here,\n"
-        "                          with these values of gpu-kernels and gpu-library-path\n",
+        "                          with these values of gpu-kernels and gpu-library-path\n"
+        "  --turns                 says how long a worker's kernel takes on the first GPU that it\n"
+        "                          is shown, alone and beside a process that computes; seconds,\n"
+        "                          in which it uses that GPU\n",
         HVD_VERSION_TEXT);
     return exit_code;
 }
@@ -182,6 +186,8 @@ int main(int argc, char **argv)
 
     if (argc >= 2 && argc <= 4 && strcmp(argv[1], "--can") == 0)
         return gpu_can(stdout, argc > 2 ? argv[2] : NULL, argc > 3 ? argv[3] : NULL);
+    if (argc == 2 && strcmp(argv[1], "--turns") == 0)
+        return gpu_turns(stdout);
     if (argc > 1)
         return usage(strcmp(argv[1], "--help") == 0 ? 0 : 2);
     if (!link_is_socket())

@@ -122,6 +122,8 @@ int ctl_key_allow(const struct ctl *ctl, char **args, int count);
 /* Looks at this machine; with ctl->peer at its network and the way there. CTL_OK, or CTL_REFUSED when
  * something would keep hvdd from working. */
 int ctl_doctor(const struct ctl *ctl);
+/* `doctor gpu`: uses the first visible GPU for some seconds. */
+int ctl_doctor_gpu(const struct ctl *ctl);
 /* `hvdctl doctor --peer-server`: answers one `doctor --peer` that has the key that this prints. */
 int ctl_peer_serve(const struct ctl *ctl);
 

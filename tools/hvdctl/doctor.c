@@ -98,6 +98,13 @@ static size_t look_at(const struct ctl *ctl, const struct ctl_check *list,
     return count;
 }
 
+static int report(const struct ctl *ctl, const struct ctl_check *checks,
+                  const struct ctl_finding *findings, size_t count)
+{
+    (ctl->json ? print_json : print_table)(ctl, checks, findings, count);
+    return count_problems(findings, count) == 0 ? CTL_OK : CTL_REFUSED;
+}
+
 int ctl_doctor(const struct ctl *ctl)
 {
     static struct ctl_check checks[CTL_CHECKS_MAX];
@@ -109,6 +116,13 @@ int ctl_doctor(const struct ctl *ctl)
         look_at(ctl, ctl_network_checks, checks + count, findings + count, CTL_CHECKS_MAX - count);
     if (ctl->peer != NULL)
         count += ctl_peer_look(ctl, checks + count, findings + count, CTL_CHECKS_MAX - count);
-    (ctl->json ? print_json : print_table)(ctl, checks, findings, count);
-    return count_problems(findings, count) == 0 ? CTL_OK : CTL_REFUSED;
+    return report(ctl, checks, findings, count);
+}
+
+int ctl_doctor_gpu(const struct ctl *ctl)
+{
+    static struct ctl_check checks[CTL_CHECKS_MAX];
+    static struct ctl_finding findings[CTL_CHECKS_MAX];
+    return report(ctl, checks, findings,
+                  look_at(ctl, ctl_gpu_checks, checks, findings, CTL_CHECKS_MAX));
 }

@@ -36,6 +36,8 @@ void ctl_next(struct ctl_finding *finding, const char *format, ...)
 /* The checks of this machine and of its network, in the order shown; each list ends with a NULL name. */
 extern const struct ctl_check ctl_checks[];
 extern const struct ctl_check ctl_network_checks[];
+/* Of `doctor gpu`: some seconds, in which the first visible GPU is used. */
+extern const struct ctl_check ctl_gpu_checks[];
 
 /* The checks of ctl->peer. Returns how many of at most `room` were made: later ones need what earlier ones
  * have found. Only the names of `checks_p` are set. */

@@ -312,6 +312,12 @@ static int run_doctor(const struct ctl *ctl, char **args, int count)
     return ctl->peer_server ? ctl_peer_serve(ctl) : ctl_doctor(ctl);
 }
 
+static int run_doctor_gpu(const struct ctl *ctl, char **args, int count)
+{
+    (void)args, (void)count;
+    return ctl_doctor_gpu(ctl);
+}
+
 static int run_version(const struct ctl *ctl, char **args, int count)
 {
     struct hvd_admin_answer *reply;
@@ -356,6 +362,8 @@ static const struct command commands[] = {
     {"key", "show", "", 0, 0, ctl_key_show, "the key of this node, for other nodes' allow-lists"},
     {"key", "allow", "NAME KEY", 2, 2, ctl_key_allow,
      "let a node into the mesh, as NAME; KEY -: from standard input"},
+    {"doctor", "gpu", "", 0, 0, run_doctor_gpu,
+     "whether trainers and workers take turns on a GPU, and what that costs (seconds)"},
     {"doctor", NULL, "", 0, 0, run_doctor,
      "what this machine allows, and what to do about the rest (--peer HOST)"},
     {"version", NULL, "", 0, 0, run_version, "versions of hvdctl and of the running hvdd"},

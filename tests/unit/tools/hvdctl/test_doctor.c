@@ -261,6 +261,32 @@ START_TEST(a_hvdd_that_is_not_there_or_says_nothing_of_use_is_a_note)
 }
 END_TEST
 
+/* The real hvdd-gpu on the fake driver, whose kernels take no turns. */
+START_TEST(what_turns_on_a_gpu_cost_is_measured_or_said_why_not)
+{
+    setenv("FAKEGPU", "devices=1", 1);
+    setenv("CUDA_MPS_PIPE_DIRECTORY", hvt_root, 1);
+    hvt_run("doctor gpu --json");
+    cJSON *document = findings();
+    const cJSON *turns = cJSON_GetArrayItem(cJSON_GetObjectItem(document, "checks"), 1);
+    expect(document, "MPS", "ok", "no control daemon in ", "");
+    ck_assert_ptr_nonnull(strstr(string(turns, "value"), "a worker's kernel takes "));
+    for (int i = 0; i < 2; i++)
+        ck_assert(cJSON_GetNumberValue(cJSON_GetObjectItem(turns, i == 0 ? "idle_ns" : "busy_ns")) >
+                  0);
+    cJSON_Delete(document);
+
+    ck_assert_int_eq(mknod(hvt_path("control"), S_IFREG | 0600, 0), 0);
+    setenv("FAKEGPU_FAULT", "hvdd-gpu/no-memory@1", 1);
+    hvt_run("doctor gpu --json");
+    document = findings();
+    expect(document, "MPS", "ok", "a control daemon is in ", "");
+    expect(document, "turns on the GPU", "note",
+           "not measured: cuMemAlloc of the staging memory: ", "");
+    cJSON_Delete(document);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("tools/hvdctl/doctor");
@@ -277,6 +303,7 @@ int main(void)
     tcase_add_test(tests, a_hvdd_of_this_version_is_fine_and_another_version_a_note);
     tcase_add_test(tests, a_hvdd_that_answers_with_an_error_is_a_problem);
     tcase_add_test(tests, a_hvdd_that_is_not_there_or_says_nothing_of_use_is_a_note);
+    tcase_add_test(tests, what_turns_on_a_gpu_cost_is_measured_or_said_why_not);
     suite_add_tcase(suite, tests);
     return hvt_run_suite(suite);
 }
