@@ -26,7 +26,8 @@ Measures what the GPU of this machine allows (docs/design/gpu-facts.md), in less
 
 Environment: CUDA_HOME (else nvcc from PATH, else /usr/local/cuda), CC (else cc, gcc or clang), HVD_NCCL_LIB (else NCCL's
 wheel beside PyTorch, else libnccl.so.2 by the loader), HVD_PYTHON (python3; the one that has PyTorch). For --suite:
-HVD_BUILD_DIR (build-release/), HVD_PYTHON_ENV (python-env in it).
+HVD_BUILD_DIR (build-release/), HVD_PYTHON_ENV (python-env in it: with PyTorch for GPUs, Keras and pytest), HVD_TENSORFLOW_ENV
+(none: with TensorFlow for GPUs; without it the tests of TensorFlow are left out).
 
 Exit status: 0 all were measured, or refused with a reason (in the table); 1 one failed, crashed or hung (the table says
 which, the others are measured); 2 wrong usage; 77 nothing can be measured here: no NVIDIA driver, driver too old, no CUDA
@@ -85,7 +86,7 @@ python=${HVD_PYTHON:-python3}
 # The tests that have a meaning on a real driver, one file after the other; what only the fake can be told is skipped by them, and
 # contract.device, which writes to the fake's memory by the CPU, is not among them. Ends the script.
 run_suite() {
-    local file status=0 devices=(/dev/nvidia[0-9]*)
+    local file status=0 devices=(/dev/nvidia[0-9]*) pytest=(-m pytest -q -rs -p no:cacheprovider --confcutdir="$root/tests/python")
     export HVD_BUILD_DIR=${HVD_BUILD_DIR:-$root/build-release} HVT_GPU=real PYTHONDONTWRITEBYTECODE=1
     export HVD_PYTHON_ENV=${HVD_PYTHON_ENV:-$HVD_BUILD_DIR/python-env}
     [ -e "${devices[0]}" ] || refuse "no GPU: there is no /dev/nvidia0"
@@ -100,9 +101,15 @@ run_suite() {
         "$root/tests/harness/run-pytest" "$root/tests/$file" 2>&1 | tee -a "$out/gpu-suite.txt"
         [ "${PIPESTATUS[0]}" -eq 0 ] || status=1
     done
-    "$HVD_PYTHON_ENV/bin/python" -m pytest -q -rs -p no:cacheprovider --confcutdir="$root/tests/python" \
-        "$root/tests/python/test_torch_cuda.py" 2>&1 | tee -a "$out/gpu-suite.txt"
+    "$HVD_PYTHON_ENV/bin/python" "${pytest[@]}" "$root/tests/python/test_torch_cuda.py" 2>&1 | tee -a "$out/gpu-suite.txt"
     [ "${PIPESTATUS[0]}" -eq 0 ] || status=1
+    if [ -n "${HVD_TENSORFLOW_ENV:-}" ]; then
+        "$HVD_TENSORFLOW_ENV/bin/python" "${pytest[@]}" "$root/tests/python/tensorflow/test_gpu.py" 2>&1 | tee -a "$out/gpu-suite.txt"
+        [ "${PIPESTATUS[0]}" -eq 0 ] || status=1
+    else
+        echo "gpu.sh: no tests of TensorFlow: HVD_TENSORFLOW_ENV is not set" | tee -a "$out/gpu-suite.txt"
+    fi
+    "$HVD_BUILD_DIR/bin/hvdctl" doctor gpu 2>&1 | tee -a "$out/gpu-suite.txt"
     echo "gpu.sh: $out/gpu-suite.txt" >&2
     exit "$status"
 }

@@ -109,6 +109,7 @@ CONDITIONS: dict[str, Callable[[], bool]] = {
     "not-x86-64": lambda: platform.machine() != "x86_64",
     "driver": lambda: _succeeds("sh", "-c", "PATH=$PATH:/sbin; ldconfig -p | grep -q libcuda[.]so[.]1"),
     "no-gpu": lambda: not glob.glob("/dev/nvidia[0-9]*"),
+    "one-gpu": lambda: len(glob.glob("/dev/nvidia[0-9]*")) == 1,
     "real-gpu": lambda: os.environ.get("HVT_GPU") == "real",
     "cuda": lambda: os.path.exists("/usr/local/cuda/bin/nvcc"),
     "no-cuda": lambda: not _cuda(),

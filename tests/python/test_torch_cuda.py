@@ -3,13 +3,16 @@
 GPU has: its streams, its allocator, autograd's threads, autocast. Ranks share the GPUs that are there."""
 import glob
 import os
+import pathlib
+import sys
 import types
 
 import pytest
 
 import test_torch_device as over_double
 
-pytestmark = pytest.mark.skipif(not glob.glob("/dev/nvidia[0-9]*"), reason="needs a GPU, and hvdd's kernels for it")
+GPUS = len(glob.glob("/dev/nvidia[0-9]*"))
+pytestmark = pytest.mark.skipif(not GPUS, reason="needs a GPU, and hvdd's kernels for it")
 
 
 class Real:
@@ -81,16 +84,39 @@ def check_streams():
         del mine, total, gathered, twice
 
 
-def check_allocator():
-    """Memory is given back and comes again at the same places, beside ops."""
+def check_pinned():
+    """After a script's line that pins its GPU, tensors of "cuda" lie there, and so do results; the questions agree with torch."""
     import torch
     hvd, _ = begin()
-    for size in (1 << 18, 1 << 24, 1 << 20) * 5:
+    mine = torch.ones(4, device="cuda")
+    assert mine.device.index == hvd.local_rank() % torch.cuda.device_count()
+    for result in (hvd.allreduce(mine, op=hvd.Sum), hvd.allgather(mine), hvd.broadcast(mine, 0)):
+        assert result.device == mine.device
+    assert hvd.nccl_built() >= 21800 and hvd.cuda_built() and not hvd.rocm_built()
+
+
+def check_allocator():
+    """Memory is given back and comes again at the same places, beside ops. What the worker has had mapped is free at once."""
+    import torch
+    hvd, _ = begin()
+    for number, size in enumerate((1 << 18, 1 << 24, 1 << 20) * 5):
         mine = torch.full((size,), float(hvd.rank()), device="cuda")
         hvd.allreduce_(mine, op=hvd.Sum)
         assert (mine == sum(range(hvd.size()))).all()
         del mine
-        torch.cuda.empty_cache()
+        (torch.accelerator if number % 2 else torch.cuda).empty_cache()
+    hvd.barrier()
+    free = torch.cuda.mem_get_info()[0]
+    mine = torch.ones(1 << 28, device="cuda")
+    hvd.allreduce_(mine)
+    torch.cuda.synchronize()
+    hvd.allreduce_(mine[:1])  # which sees the op before it finished
+    del mine
+    torch.cuda.synchronize()
+    hvd.barrier()
+    torch.cuda.empty_cache()
+    hvd.barrier()
+    assert torch.cuda.mem_get_info()[0] > free - (1 << 29)
 
 
 def check_capture():
@@ -182,15 +208,23 @@ def check_sparse():
     assert (hvd.allgather(weight) == weight).all()
 
 
-def check_ddp():
-    """DDP's reducer, which waits for futures, on the backend hvd."""
+def begin_group(backend, folder):
+    """torch.distributed on this rank's GPU."""
     import torch
     import torch.distributed as dist
 
     import hvd.torch  # noqa: F401 pylint: disable=unused-import
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.cuda.set_device(rank % torch.cuda.device_count())
-    dist.init_process_group("cpu:hvd,cuda:hvd", init_method=f"file://{os.environ['HVT_ADDRESS']}/ddp", rank=rank, world_size=size)
+    dist.init_process_group(backend, init_method=f"file://{os.environ['HVT_ADDRESS']}/{folder}", rank=rank, world_size=size)
+    return rank, size
+
+
+def check_ddp():
+    """DDP's reducer, which waits for futures, on the backend hvd."""
+    import torch
+    import torch.distributed as dist
+    rank, size = begin_group("cpu:hvd,cuda:hvd", "ddp")
     net = torch.nn.parallel.DistributedDataParallel(model()[:1])
     for step in range(3):
         net(torch.full((4, 16), float(rank + step), device="cuda")).sum().backward()
@@ -201,6 +235,41 @@ def check_ddp():
     dist.destroy_process_group()
 
 
+def check_fsdp():
+    """FSDP2: shards are gathered, and gradients scattered, by the backend hvd; losses are those of one process."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    rank, size = begin_group("cpu:hvd,cuda:hvd", "fsdp")
+    mesh = init_device_mesh("cuda", (size,))
+    alone, ours = model()[3:], model()[3:]
+    for layer in (ours[0], ours[2]):
+        fully_shard(layer, mesh=mesh)
+    fully_shard(ours, mesh=mesh)
+    plain, optimizer = (torch.optim.SGD(net.parameters(), lr=0.05) for net in (alone, ours))
+    torch.manual_seed(9)
+    x = torch.randn(4 * size, 600, device="cuda")
+    for _ in range(4):
+        whole = alone(x).pow(2).mean()
+        mine = ours(x[rank::size]).pow(2).mean()
+        whole.backward()
+        mine.backward()
+        told = mine.detach().clone()
+        dist.all_reduce(told, dist.ReduceOp.AVG)
+        torch.testing.assert_close(told, whole.detach(), rtol=1e-4, atol=1e-6)
+        for one in (plain, optimizer):
+            one.step()
+            one.zero_grad()
+    dist.destroy_process_group()
+
+
+def check_killed():
+    """A worker that is lost is an exception, not a number."""
+    hvd, cuda = begin()
+    over_double.check_killed(hvd, cuda)
+
+
 CHECKS = types.MappingProxyType({name[6:]: value for name, value in list(globals().items())
                                  if name.startswith("check_") and name not in ("check_ops", "check_expandable")})
 
@@ -208,6 +277,61 @@ CHECKS = types.MappingProxyType({name[6:]: value for name, value in list(globals
 @pytest.mark.parametrize("wish", ["required", "staged"])
 @pytest.mark.parametrize("name", sorted(CHECKS))
 def test_two_ranks(ranks, name, wish):
-    if name == "capture" and wish == "staged":
-        return  # nothing is refused: the copy waits for the stream, which torch refuses in its own words
+    if wish == "staged" and name in ("capture", "killed"):
+        return  # a copy waits for the stream, which torch refuses in its own words; there is no worker
     ranks(2, CHECKS[name], env={"HVD_GPU": wish, "HVT_ADDRESS": str(ranks.folder)}, timeout=300)
+
+
+def check_beside_nccl():
+    """Tensors of the host by hvd, of GPUs by NCCL, in one group of torch's own."""
+    import torch
+    import torch.distributed as dist
+    rank, size = begin_group("cpu:hvd,cuda:nccl", "nccl")
+    world = dist.distributed_c10d._get_default_group()
+    assert [world._get_backend(torch.device(name)).name() for name in ("cpu", "cuda")] == ["hvd", "nccl"]
+    for device in ("cpu", "cuda"):
+        room = torch.full((4,), float(rank), device=device)
+        dist.all_reduce(room)
+        assert room.tolist() == [size * (size - 1) / 2] * 4
+        for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, torch.full((4,), float(rank), device=device), 1 - rank),
+                                            dist.P2POp(dist.irecv, room, 1 - rank)]):
+            work.wait()
+        assert room.tolist() == [1.0 - rank] * 4
+    net = torch.nn.parallel.DistributedDataParallel(model()[:1], device_ids=[torch.cuda.current_device()])
+    net(torch.full((4, 16), float(rank), device="cuda")).sum().backward()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.mark.skipif(GPUS < 2, reason="NCCL has a GPU once in a communicator")
+def test_nccl_has_the_gpus_and_hvd_the_host(ranks):
+    ranks(2, check_beside_nccl, env={"HVT_ADDRESS": str(ranks.folder)}, timeout=300)
+
+
+def check_keras():
+    """Keras 3 on PyTorch: variables and gradients lie on the GPU."""
+    # Beside this file there is a folder of that name, which Keras would take for TensorFlow.
+    sys.path[:] = [path for path in sys.path if path != str(pathlib.Path(__file__).resolve().parent)]
+    import keras
+    import numpy as np
+    import torch
+
+    import hvd.keras as hvd
+    hvd.init()
+    torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())
+    keras.utils.set_random_seed(hvd.rank())
+    net = keras.Sequential([keras.layers.Dense(32, activation="tanh"), keras.layers.Dense(1)])
+    net.build((None, 3))
+    net.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse")
+    x = np.random.default_rng(hvd.rank()).normal(size=(64, 3)).astype("float32")
+    losses = net.fit(x, x.sum(axis=1, keepdims=True), batch_size=8, epochs=3, verbose=0,
+                     callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)]).history["loss"]
+    assert losses[-1] < losses[0]
+    for variable in net.trainable_variables:
+        assert variable.value.is_cuda
+        every = hvd.allgather(variable.value.detach().reshape(1, -1))
+        assert every.is_cuda and (every == every[:1]).all()
+
+
+def test_keras_on_torch(ranks):
+    ranks(2, check_keras, env={"HVD_GPU": "required", "KERAS_BACKEND": "torch"}, timeout=300)

@@ -15,9 +15,11 @@ def check_what_a_script_does() -> None:
 
     import horovod.tensorflow as hvd
     import horovod.tensorflow.keras as hvd_keras
+    hvd.init()
+    # TensorFlow refuses these, and lines that pin a GPU (set_visible_devices), once it has opened its devices: init() must not
+    # make it do so.
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
-    hvd.init()
     rank = hvd.rank()
 
     assert hvd.allreduce(tf.constant([1.0 + rank, 2.0]), op=hvd.Sum).numpy().tolist() == [3.0, 4.0]
