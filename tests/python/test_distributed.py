@@ -111,14 +111,19 @@ def check_devices(folder: str) -> None:
     import torch.distributed as dist
 
     import hvd.torch as hvd
+    from hvd.torch import distributed as ours
 
-    def begin(backend: str):
-        dist.init_process_group(backend, init_method=f"file://{folder}/{backend}", rank=int(os.environ["RANK"]), world_size=2)
+    def begin(backend: str, store: str):
+        dist.init_process_group(backend, init_method=f"file://{folder}/{store}", rank=int(os.environ["RANK"]), world_size=2)
         return dist.distributed_c10d._get_default_group()
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    base, ours._TorchBackend = ours._TorchBackend, object  # an older torch
+    with pytest.raises(ValueError, match="from PyTorch 2.15 on"):
+        begin("cpu:hvd,cuda:gloo", "refused")
+    ours._TorchBackend = base
     for backend, of_cpu, of_cuda in (("cpu:hvd,cuda:hvd", "hvd", "hvd"), ("hvd", "hvd", "hvd"), ("cpu:hvd", "hvd", "hvd"),
                                      ("cpu:hvd,cuda:gloo", "hvd", "gloo"), ("cpu:gloo,cuda:hvd", "gloo", "hvd")):
-        world = begin(backend)
+        world = begin(backend, backend)
         gc.collect()  # torch alone refers to what we have made
         is_mixed = of_cpu != of_cuda
         assert (type(world) is dist.ProcessGroup) == is_mixed, backend  # beside others the group is torch's own
