@@ -34,6 +34,11 @@ def test_the_ops_for_tensorflow_are_there(venv):
     assert list(venv.glob("lib/python*/site-packages/hvd/_native_files/lib/libhvd_tensorflow.so"))
 
 
+def test_the_worker_of_gpus_lies_where_it_looks_for_nccls_wheel_beside_it(venv):
+    """PACKAGE of daemon/gpu/nccl.c."""
+    assert list(venv.glob("lib/python*/site-packages/hvd/_native_files/libexec/hvdd/hvdd-gpu"))
+
+
 def test_the_package_is_typed_and_knows_its_version(venv):
     code = "import hvd, pathlib; print(hvd.__version__, (pathlib.Path(hvd.__file__).parent / 'py.typed').exists())"
     assert run(venv, "python", "-c", code).split() == ["0.1.0", "True"]
