@@ -142,7 +142,8 @@ class Double(_cuda.Cuda):
         self.threads = threading.local()
         self.used: list[tuple[Any, Stream]] = []
         self.eager = True
-        self.idle: list[tuple[int, int]] = []
+        self.idle: set[int] = set()
+        self.observers: list[Any] = []
 
     def expand(self) -> None:
         """From now on tensors lie in an expandable segment."""
@@ -191,8 +192,8 @@ class Double(_cuda.Cuda):
     def empty(self, shape: Any, dtype: Any, device: Any) -> Any:
         return self.make(tuple(shape), dtype)
 
-    def idle_segments(self) -> list[tuple[int, int]]:
-        return self.idle
+    def kept_segments(self) -> list[tuple[int, int]]:
+        return [(begin, end - begin) for begin, end in self.places.items() if begin not in self.idle]
 
     def pinned(self, shape: Any, dtype: Any) -> Any:
         return torch.empty(tuple(shape), dtype=dtype)
@@ -214,6 +215,7 @@ def install(device: int) -> Double:
     # Without a GPU torch has no cache to give back, and asks nobody to.
     torch.cuda.memory.is_initialized = torch._C._accelerator_isAllocatorInitialized = lambda: True
     torch._C._cuda_emptyCache = torch._C._accelerator_emptyCache = lambda: None
+    torch._C._cuda_attach_out_of_memory_observer = double.observers.append
     torch.empty_like = _autograd._empty_like = like
     _streams.StreamOp.wait = wait  # type: ignore[method-assign]
     _framework.framework.on_host = lambda tensor: not double.holds(tensor)

@@ -119,6 +119,28 @@ def check_allocator():
     assert torch.cuda.mem_get_info()[0] > free - (1 << 29)
 
 
+def check_out_of_memory():
+    """What torch's allocator frees by itself, before it gives up, is free for what is tried next."""
+    import torch
+    hvd, _ = begin()
+    hvd.allreduce_(torch.ones(4, device="cuda"))
+    hvd.barrier()
+    free, total = torch.cuda.mem_get_info()
+    hvd.barrier()
+    mine = torch.ones(1 << 28, device="cuda")
+    hvd.allreduce_(mine)
+    torch.cuda.synchronize()
+    hvd.allreduce_(mine[:1])  # which sees the op before it finished
+    del mine
+    torch.cuda.synchronize()
+    hvd.allreduce_(torch.ones(4, device="cuda"))
+    hvd.barrier()
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        torch.empty(2 * total, dtype=torch.uint8, device="cuda")
+    hvd.barrier()
+    assert torch.cuda.mem_get_info()[0] > free - (1 << 29)
+
+
 def check_capture():
     """An op in a graph that is being captured is refused with what to do."""
     import torch

@@ -171,22 +171,30 @@ def check_process_group(hvd, cuda):
 
 
 def check_memory_that_is_given_back(hvd, cuda):
-    """The engine forgets a segment before torch gives it back, and learns of what comes there later."""
+    """The engine forgets a segment before torch gives it back, and when memory has run out the segments that torch has given back by
+    itself; it learns of what comes there later."""
     import torch
     from hvd import _streams
     from hvd._native import last_error, lib
     from hvd._session import current
-    mine = cuda.make((1 << 20,), torch.float32, 1.0)
+    mine, other = (cuda.make((1 << 20,), torch.float32, 1.0) for _ in range(2))
     place = mine.data_ptr()
-    for give_back in (torch.cuda.empty_cache, torch.accelerator.empty_cache):
-        assert (hvd.allreduce(mine, op=hvd.Sum) == hvd.size()).all()
+
+    def run_out():
+        for observer in cuda.observers:
+            observer(0, 1 << 30, 1 << 30, 0)
+    for give_back in (torch.cuda.empty_cache, torch.accelerator.empty_cache, run_out):
+        for tensor in (mine, other):
+            assert (hvd.allreduce(tensor, op=hvd.Sum) == hvd.size()).all()
         for op in list(_streams._unseen):
             op.wait_here()
-        cuda.idle = [(place, 4 << 20)]
+        cuda.idle = {place}
         give_back()
         assert lib.hvd_device_forget(current().pointer, place) < 0 and "knows no allocation" in last_error()
         give_back()
-        cuda.idle = []
+        cuda.idle = set()
+    if cuda.segment is None:  # of an expandable one the engine lets go of all chunks
+        assert lib.hvd_device_forget(current().pointer, other.data_ptr()) == 0  # what holds tensors has stayed known
     assert (hvd.allreduce(mine, op=hvd.Sum) == hvd.size()).all()
 
 

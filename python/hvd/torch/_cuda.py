@@ -54,27 +54,30 @@ class Cuda:
         """A new dense tensor in pinned memory of the host, from and to which copies are asynchronous."""
         return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
 
-    def idle_segments(self) -> list[tuple[int, int]]:
-        """Address and bytes of the allocator's segments of which it may give memory back: those that hold no tensor, and of the
-        expandable ones, which it unmaps by pieces, those that are not full."""
+    def kept_segments(self) -> list[tuple[int, int]]:
+        """Address and bytes of the allocator's segments of which it gives nothing back now: those that hold tensors; of the
+        expandable ones, which it unmaps by pieces, those that are full."""
         return [(segment["address"], segment["total_size"]) for segment in torch.cuda.memory_snapshot()
-                if segment["active_size"] == 0 or (segment.get("is_expandable") and segment["active_size"] < segment["total_size"])]
+                if segment["active_size"] > 0
+                and (not segment.get("is_expandable") or segment["active_size"] == segment["total_size"])]
 
 
 cuda = Cuda()
 
 
-def before_giving_back(call: Callable[[], None]) -> None:
-    """From now on `call` comes first where Python lets the allocator give its cache back: torch.cuda.empty_cache(),
-    torch.accelerator.empty_cache(), and who has imported them before. That is all that torch lets Python know of: its allocator's
-    own observers (segments mapped, unmapped, freed) are C++ functions of its ABI, and the one for Python, of memory that has run
-    out, is called after the allocator has given up."""
+def watch_allocator(before_giving_back: Callable[[], None], when_run_out: Callable[[], None]) -> None:
+    """From now on `before_giving_back` comes first where Python lets the allocator give its cache back: torch.cuda.empty_cache(),
+    torch.accelerator.empty_cache(), and who has imported them before. `when_run_out` is called when there is no memory, after the
+    allocator has given back what it could. That is all that torch lets Python know of: its allocator's own observers (segments mapped,
+    unmapped, freed) are C++ functions of its ABI."""
     def before(plain: Callable[[], None]) -> Callable[[], None]:
         @functools.wraps(plain)
         def give_back() -> None:
-            call()
+            before_giving_back()
             plain()
         return give_back
+    native = torch._C  # pylint: disable=protected-access
     for name in ("_cuda_emptyCache", "_accelerator_emptyCache"):
-        if hasattr(torch._C, name):  # pylint: disable=protected-access
-            setattr(torch._C, name, before(getattr(torch._C, name)))  # pylint: disable=protected-access
+        if hasattr(native, name):
+            setattr(native, name, before(getattr(native, name)))
+    native._cuda_attach_out_of_memory_observer(lambda *_: when_run_out())  # pylint: disable=protected-access

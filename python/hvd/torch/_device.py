@@ -10,6 +10,7 @@ same order; where two ranks let their streams wait for two of them in opposite o
 """
 from __future__ import annotations
 
+import bisect
 import ctypes
 import functools
 import threading
@@ -46,7 +47,8 @@ def _note(kept: Any) -> None:
         for part in kept:
             _note(part)
     else:
-        _known.add(kept.address >> _PIECE_BITS if hasattr(kept, "address") else kept.data_ptr() >> _PIECE_BITS)
+        address = kept.address if hasattr(kept, "address") else kept.data_ptr()
+        _known[address >> _PIECE_BITS] = address
 
 
 class _Sized:
@@ -306,30 +308,39 @@ class _Ready:
 
 # ---- memory that goes back to the driver ----
 
-#: Where tensors of ops begin, in pieces of 2 MiB (the smallest segment of torch's allocator, and the smallest part of an expandable
-#: one). What the library tells the engine has the beginning of a tensor in it.
-_known: set[int] = set()
+#: Where tensors of ops have begun: an address for each piece of 2 MiB (the smallest segment of torch's allocator, and the smallest
+#: part of an expandable one).
+_known: dict[int, int] = {}
 _PIECE_BITS = 21
 
 
 def forget_idle() -> None:
-    """Lets the engine forget the segments of which the allocator may give memory back: what it has mapped is not free for others,
-    even when the allocator has given it back. What is still used by an op stays known."""
+    """Lets the engine forget the memory that the allocator may give back, or has given back by itself: what the engine has mapped is
+    not free for others. What is still used by an op stays known."""
+    if _session.is_open():
+        go_on()
+        _streams.look()
+        forget_gone()
+
+
+def forget_gone() -> None:
+    """The same without a look at how ops have ended, so that it raises nothing of theirs."""
     if not _known or not _session.is_open():
         return
+    kept = sorted(_cuda.cuda.kept_segments())
+    begins = [begin for begin, _ in kept]
     session = _session.current()
-    go_on()
-    _streams.look()
-    for address, size in _cuda.cuda.idle_segments():
-        pieces = range(address >> _PIECE_BITS, (address + size - 1 >> _PIECE_BITS) + 1)
-        for piece in _known.intersection(pieces):
-            pointer = session.enter()
-            try:
-                status = lib.hvd_device_forget(pointer, max(address, piece << _PIECE_BITS))
-            finally:
-                session.leave()
-            if status != _native.ERR_BUSY:
-                _known.discard(piece)
+    for piece, address in list(_known.items()):
+        place = bisect.bisect(begins, address) - 1
+        if place >= 0 and address < sum(kept[place]):
+            continue
+        pointer = session.enter()
+        try:
+            status = lib.hvd_device_forget(pointer, address)
+        finally:
+            session.leave()
+        if status != _native.ERR_BUSY:
+            _known.pop(piece, None)
 
 
 # ---- whether the engine reaches a device ----

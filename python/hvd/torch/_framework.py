@@ -94,7 +94,7 @@ class Torch(collectives.Framework):
             why = _device.trial(tensor.device, self.describe)
             if not why and not self._told_allocator:
                 self._told_allocator = True
-                _cuda.before_giving_back(_device.forget_idle)
+                _cuda.watch_allocator(_device.forget_idle, _device.forget_gone)
         if why and wish == "required":
             raise ValueError(f"a tensor on {tensor.device}, and HVD_GPU=required: {why}")
         if why and why not in self._said:
