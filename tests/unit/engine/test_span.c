@@ -248,6 +248,12 @@ START_TEST(groups_start_together_or_fail_together)
         ck_assert_int_eq(job.parts[0][0].status, turn == 0 ? HVI_OK : HVI_ERR_MISMATCH);
         step();
     }
+    for (int32_t rank = 0; rank < one.size; rank++) { /* of "d" the others have heard nothing */
+        struct hvt_bring c = allreduce("c", 3), d = allreduce("d", 3);
+        bring(rank, 0, &c);
+        bring(rank, 1, &d);
+    }
+    step();
     end();
 }
 END_TEST
