@@ -224,9 +224,9 @@ static int end(struct hearing *hearing)
         engine_tensor_put(&hearing->order->tensors, tensor);
         return HVI_OK;
     }
-    if (op)
+    if (op && !op->tentative)
         engine_op_fail_here(hearing->order, op, verdict->status, verdict->text, verdict->culprit);
-    else
+    else /* a work that all have started goes on: the failure is that of the next op of its name */
         engine_op_fail_unseen(hearing->order, hearing->set, tensor, (uint16_t)verdict->kind,
                               verdict->status, verdict->text, verdict->culprit);
     return HVI_OK;

@@ -476,7 +476,7 @@ static bool end_tentative(struct hvt_node *node)
     struct hvt_job *job = node->job;
     bool moved = false;
 
-    for (uint32_t i = 0; i < node->tentative_count; i++) {
+    for (uint32_t i = 0; i < node->tentative_count && !node->holds; i++) {
         struct engine_op *op = node->tentative[i];
         bool all = job->begun[op->sequence % HVT_SEQUENCES] == job->nodes;
         REQUIRE(!(all && op->withdrawn) || job->lied);

@@ -41,6 +41,7 @@ struct hvt_node {
     struct engine_op *tentative[HVT_TENTATIVE]; /* what executes and may be withdrawn */
     uint32_t tentative_count;
     uint64_t replayed, withdrawn; /* works */
+    bool holds;                   /* data that tentative works wait for is on its way */
     uint64_t workers
         [HVT_RANKS]; /* of the last work: as it was told of GPUs, by set rank or sender and receiver */
     uint32_t worker_count; /* 0: memory of the host */

@@ -2231,6 +2231,36 @@ START_TEST(a_rank_joins_or_takes_back_while_a_step_repeats)
 }
 END_TEST
 
+/* The other nodes have done "a" and node 1 has not, when the next "a" fails. */
+START_TEST(a_failure_is_not_lost_where_the_replayed_work_before_it_goes_on)
+{
+    struct hvt_bring what = allreduce("a", 3);
+
+    chance = 5 + (uint64_t)_i;
+    begin(&layouts[_i], 2);
+    play_until_live(1);
+    job.node[1].holds = true;
+    bring_from(0, true, 0, &what);
+    bring_from(0, false, 0, &what);
+    settle();
+    ck_assert(job.parts[0][0].over && !job.parts[1][0].over);
+    bring(0, 1, &what);
+    engine_op_fail(&job.node[0].order, hvt_job_op(&job, 0, 1), HVI_ERR_STALLED, "it is late", 0);
+    engine_op_fail(&one.node[0].order, hvt_job_op(&one, 0, 1), HVI_ERR_STALLED, "it is late", 0);
+    settle();
+    ck_assert(!is_live() && !job.parts[1][0].over);
+    job.node[1].holds = false;
+    settle();
+    expect(1, 0, HVI_OK, "");
+    for (int32_t rank = 1; rank < one.size; rank++)
+        bring(rank, 1, &what);
+    step();
+    play_step(STEP, NULL, -1, 0);
+    step();
+    end();
+}
+END_TEST
+
 /* "b" comes after "a" in the step, and "a" has not come. */
 START_TEST(what_waits_for_its_turn_in_a_step_is_taken_back)
 {
@@ -2750,6 +2780,8 @@ static void add_steps(TCase *tcase)
     tcase_add_loop_test(tcase, what_does_not_come_in_a_step_that_repeats_is_waited_for, 0, LAYOUTS);
     tcase_add_loop_test(tcase, a_rank_joins_or_takes_back_while_a_step_repeats, 0, LAYOUTS);
     tcase_add_loop_test(tcase, what_waits_for_its_turn_in_a_step_is_taken_back, 0, LAYOUTS);
+    tcase_add_loop_test(tcase, a_failure_is_not_lost_where_the_replayed_work_before_it_goes_on, 0,
+                        LAYOUTS);
     tcase_add_loop_test(tcase, a_group_that_repeats_costs_no_message, 0, 2 * LAYOUTS);
     tcase_add_loop_test(tcase, a_group_is_withdrawn_as_a_whole_and_reported_again, 0, 2 * LAYOUTS);
     tcase_add_loop_test(tcase, a_group_that_differs_while_it_repeats_fails_as_a_whole, 0,
