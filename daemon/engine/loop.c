@@ -6,7 +6,8 @@
  *   every millisecond:         sockets, processes, timers (sd-event, without waiting)
  *   nothing to take in:        do a piece of a large op
  *   nothing at all:            pause 16 times, then yield until 100 us have passed, then ready
- *                              pieces of new regions, then arm the bell and sleep
+ *                              pieces of new regions, then arm the bell and sleep. Between yields,
+ *                              if an op waits and there are other nodes: sockets, processes, timers
  *
  * Sleeping follows shm/bell.h: arm, look again, sleep. The workers' eventfd and every socket are in
  * the same epoll. */
@@ -88,11 +89,11 @@ static void beat(struct engine *engine, uint64_t now_ns)
 }
 
 /* True when there were events: whatever they left behind has to be looked at before sleeping. */
-static bool look_at_events(struct engine *engine, uint64_t now_ns)
+static bool look_at_events(struct engine *engine, uint64_t now_ns, uint64_t every_ns)
 {
     int events = 0;
 
-    if (now_ns - engine->event_ns < EVENT_NS)
+    if (now_ns - engine->event_ns < every_ns)
         return false;
     beat(engine, now_ns);
     while (events < EVENTS_AT_ONCE && sd_event_run(engine->event, 0) > 0)
@@ -119,13 +120,13 @@ void engine_loop_run(struct engine *engine)
             idle_passes = 0;
             if (++busy_passes % BUSY_PASSES == 0)
                 engine_dispatch_busy(&engine->exec);
-            look_at_events(engine, engine->order.now_ns);
+            look_at_events(engine, engine->order.now_ns, EVENT_NS);
             continue;
         }
         busy_passes = 0;
         if (engine_dispatch_help(&engine->exec)) {
             idle_passes = 0;
-            look_at_events(engine, hvi_clock_ns());
+            look_at_events(engine, hvi_clock_ns(), EVENT_NS);
             continue;
         }
         if (++idle_passes < PAUSES) {
@@ -135,7 +136,8 @@ void engine_loop_run(struct engine *engine)
         uint64_t now_ns = hvi_clock_ns();
         if (idle_passes == PAUSES)
             idle_ns = now_ns;
-        if (look_at_events(engine, now_ns))
+        /* What an op waits for comes by a socket; it is not to lie there until the main thread sleeps. */
+        if (look_at_events(engine, now_ns, engine_nodes_await(engine) ? 0 : EVENT_NS))
             continue;
         if (now_ns - idle_ns < SPIN_NS)
             sched_yield();

@@ -499,6 +499,11 @@ bool engine_nodes_run(struct engine *engine)
     return moved;
 }
 
+bool engine_nodes_await(const struct engine *engine)
+{
+    return engine->nodes.linked && engine->order.waiting_first;
+}
+
 void engine_nodes_hang_up(struct engine_nodes *nodes)
 {
     nodes->grace = sd_event_source_disable_unref(nodes->grace);

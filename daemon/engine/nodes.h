@@ -50,6 +50,8 @@ int engine_nodes_start(struct engine *engine, const struct hvi_engine_roster *ro
                        char text_p[ENGINE_NET_TEXT]);
 /* What order/ and the root say to each other on this node. True if there was something. */
 bool engine_nodes_run(struct engine *engine);
+/* An op waits, perhaps for a message of another node. */
+bool engine_nodes_await(const struct engine *engine);
 /* No op can finish any more, for what happened here: the other nodes hear of it. */
 void engine_nodes_break(struct engine *engine, int status, int32_t culprit, const char *text);
 /* Works have failed and wait for the reason: it may be on its way from another node. */

@@ -41,6 +41,21 @@ START_TEST(an_op_of_all_nodes_gives_every_rank_the_same)
 }
 END_TEST
 
+/* The loop looks at sockets then, and not only when nothing has happened for a while. */
+START_TEST(an_engine_awaits_other_nodes_while_an_op_waits)
+{
+    ck_assert(!engine_nodes_await(engine_of(0)));
+    hvt_nodes_bring(0, 0, "w");
+    hvt_nodes_bring(0, 1, "w");
+    ck_assert(engine_nodes_await(engine_of(0)));
+    ck_assert(!engine_nodes_await(engine_of(1)));
+    hvt_nodes_bring(1, 0, "w");
+    hvt_nodes_bring(1, 1, "w");
+    hvt_nodes_expect_sums();
+    ck_assert(!engine_nodes_await(engine_of(0)) && !engine_nodes_await(engine_of(1)));
+}
+END_TEST
+
 /* ---- a step that repeats ---- */
 
 static bool is_taken_back(void)
@@ -341,6 +356,7 @@ int main(void)
 
     tcase_add_checked_fixture(tcase, set_up, hvt_nodes_close);
     tcase_add_test(tcase, an_op_of_all_nodes_gives_every_rank_the_same);
+    tcase_add_test(tcase, an_engine_awaits_other_nodes_while_an_op_waits);
     tcase_add_test(tcase, a_work_to_which_a_rank_does_not_come_is_asked_back_and_done_when_it_does);
     tcase_add_test(tcase, a_step_that_moves_is_not_asked_back);
     tcase_add_loop_test(
