@@ -9,12 +9,14 @@
 
 /* ---- waiting (shm/wait.c) ---- */
 
-/* Pauses before the first yield, with a core for every rank and the engine. Chosen: longer than a
+/* Pauses of a rank among ranks before its first yield, with a core for each. Chosen: longer than a
  * small op takes (0.5 us). */
 #define HVI_TUNED_SPINS 2000u
-/* The same when the engine has to share a core with a rank. 64 cost 2 us per small op on the ring
- * (three processes on two cores, commit 7cfd005). */
-#define HVI_TUNED_SPINS_CROWDED 20u
+/* Of a rank that waits for the engine. How many cores there are does not say how many are free: 4 B between two nodes of
+ * one rank, which had two cores together and each believed to have both, took 68 us with 2000, 32 with 600, 22
+ * with 200, 18 with 20. 64 cost 2 us per small op on the ring (three processes on two cores, commit 7cfd005). On a core
+ * that nothing else wants a yield returns at once. */
+#define HVI_TUNED_ENGINE_SPINS 20u
 /* Among more ranks than cores there are none: 0, 2, 8, 20, 100 pauses made 4 B at np 4 take 7.0, 7.2, 7.5,
  * 8.8, 12 us (ADR 0005). */
 

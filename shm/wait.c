@@ -21,9 +21,9 @@ static struct hvi_wait_policy policy(uint32_t spins, uint32_t rounds)
     return (struct hvi_wait_policy){spins, HVI_TUNED_YIELD_NS, HVI_TUNED_SLICE_NS, rounds};
 }
 
-struct hvi_wait_policy hvi_wait_policy_for(uint32_t ranks, uint32_t cores)
+struct hvi_wait_policy hvi_wait_policy_for_engine(void)
 {
-    return policy(ranks >= cores ? HVI_TUNED_SPINS_CROWDED : HVI_TUNED_SPINS, 1);
+    return policy(HVI_TUNED_ENGINE_SPINS, 1);
 }
 
 struct hvi_wait_policy hvi_wait_policy_among(uint32_t ranks, uint32_t cores)

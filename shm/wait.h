@@ -15,9 +15,9 @@ struct hvi_wait_policy {
     uint64_t slice_ns; /* longest single sleep; between slices the caller looks at its socket */
     uint32_t rounds;   /* yields for each look at the clock; 0: one */
 };
-/* For the engine, which needs a core too: policy for `ranks` local ranks on `cores` cores. */
-struct hvi_wait_policy hvi_wait_policy_for(uint32_t ranks, uint32_t cores);
-/* For each other. */
+/* For the engine, which may need the core that the rank has. */
+struct hvi_wait_policy hvi_wait_policy_for_engine(void);
+/* For each other: `ranks` local ranks on `cores` cores. */
 struct hvi_wait_policy hvi_wait_policy_among(uint32_t ranks, uint32_t cores);
 
 /* What is waited for. */

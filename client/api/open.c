@@ -245,8 +245,7 @@ static int establish(struct hvd_session *session, const struct hvd_options *opti
     if ((rc = map_channel(session)) != HVD_OK || (rc = map_bell(session)) != HVD_OK ||
         (rc = map_slots(session)) != HVD_OK)
         return rc;
-    session->policy =
-        hvi_wait_policy_for((uint32_t)session->link.identity.local_size, usable_cores());
+    session->policy = hvi_wait_policy_for_engine();
     session->slots.policy =
         hvi_wait_policy_among((uint32_t)session->link.identity.local_size, usable_cores());
     session->link.looked_ns = hvi_clock_ns();
