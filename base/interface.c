@@ -8,11 +8,11 @@
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netdb.h>
+#include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #define ENTRY_ROOM 80
 #define BETWEEN    ", \t"
@@ -226,46 +226,77 @@ static int choose_of(const struct ifaddrs *all, const char *wanted, int family,
     return status;
 }
 
+static int no_interfaces(char *text_p, size_t text_size)
+{
+    snprintf(text_p, text_size, "the interfaces of this machine cannot be read: %s",
+             strerror(errno));
+    return HVI_ERR_DAEMON;
+}
+
 int hvi_interface_find(const char *wanted, int family, struct hvi_interface *chosen_p, char *text_p,
                        size_t text_size)
 {
     struct ifaddrs *all = NULL;
 
-    if (getifaddrs(&all) != 0) {
-        snprintf(text_p, text_size, "the interfaces of this machine cannot be read: %s",
-                 strerror(errno));
-        return HVI_ERR_DAEMON;
-    }
+    if (getifaddrs(&all) != 0)
+        return no_interfaces(text_p, text_size);
     int status = choose_of(all, wanted, family, chosen_p, text_p, text_size);
     freeifaddrs(all);
     return status;
 }
 
-/* A socket can be bound to addresses of this machine only. */
-static bool can_bind(const struct addrinfo *address)
+bool hvi_interface_is_same(const struct sockaddr *a, const struct sockaddr *b)
 {
-    int fd = socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    bool bound = fd >= 0 && bind(fd, address->ai_addr, address->ai_addrlen) == 0;
+    if (a == NULL || b == NULL || a->sa_family != b->sa_family)
+        return false;
+    if (a->sa_family == AF_INET)
+        return ((const struct sockaddr_in *)(const void *)a)->sin_addr.s_addr ==
+               ((const struct sockaddr_in *)(const void *)b)->sin_addr.s_addr;
+    return a->sa_family == AF_INET6 &&
+           memcmp(&((const struct sockaddr_in6 *)(const void *)a)->sin6_addr,
+                  &((const struct sockaddr_in6 *)(const void *)b)->sin6_addr,
+                  sizeof(struct in6_addr)) == 0;
+}
 
-    if (fd >= 0)
-        close(fd);
-    return bound;
+/* Of 127.0.0.0/8 the kernel has all, although an interface has one only. Whether a socket can be bound would not tell: with
+ * net.ipv4.ip_nonlocal_bind it can be bound to other machines' addresses. */
+static bool is_own(const struct ifaddrs *all, const struct sockaddr *address)
+{
+    if (address->sa_family == AF_INET &&
+        (ntohl(((const struct sockaddr_in *)(const void *)address)->sin_addr.s_addr) >> 24) ==
+            IN_LOOPBACKNET)
+        return true;
+    for (; all != NULL; all = all->ifa_next)
+        if (hvi_interface_is_same(all->ifa_addr, address))
+            return true;
+    return false;
+}
+
+static int look_here(const struct addrinfo *addresses, bool *here_p, char *text_p, size_t text_size)
+{
+    struct ifaddrs *all = NULL;
+
+    if (getifaddrs(&all) != 0)
+        return no_interfaces(text_p, text_size);
+    *here_p = false;
+    for (; addresses != NULL && !*here_p; addresses = addresses->ai_next)
+        *here_p = is_own(all, addresses->ai_addr);
+    freeifaddrs(all);
+    return HVI_OK;
 }
 
 int hvi_interface_is_here(const char *host, bool *here_p, char *text_p, size_t text_size)
 {
     const struct addrinfo hints = {.ai_socktype = SOCK_STREAM};
-    struct addrinfo *all = NULL;
-    int error = getaddrinfo(host, NULL, &hints, &all);
+    struct addrinfo *addresses = NULL;
+    int error = getaddrinfo(host, NULL, &hints, &addresses);
 
     if (error != 0) {
         snprintf(text_p, text_size, "the host %.255s is not known here: %s", host,
                  gai_strerror(error));
         return HVI_ERR_NOT_FOUND;
     }
-    *here_p = false;
-    for (const struct addrinfo *one = all; one != NULL && !*here_p; one = one->ai_next)
-        *here_p = can_bind(one);
-    freeaddrinfo(all);
-    return HVI_OK;
+    int status = look_here(addresses, here_p, text_p, text_size);
+    freeaddrinfo(addresses);
+    return status;
 }

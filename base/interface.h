@@ -14,6 +14,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+struct sockaddr;
+
 struct hvi_interface {
     char name[32];
     char address[64]; /* numeric */
@@ -29,7 +31,9 @@ int hvi_interface_choose(const char *wanted, const struct hvi_interface *interfa
  * nothing elsewhere. `family` is AF_INET, AF_INET6 or, for both, AF_UNSPEC. */
 int hvi_interface_find(const char *wanted, int family, struct hvi_interface *chosen_p, char *text_p,
                        size_t text_size);
-/* Whether a host's name, or its numeric address, is this machine's. HVI_OK, or HVI_ERR_NOT_FOUND with a sentence. Blocks
+/* Whether both are the same address of IPv4, or of IPv6; their ports do not matter. NULL is none. */
+bool hvi_interface_is_same(const struct sockaddr *a, const struct sockaddr *b);
+/* Whether a host's name, or its numeric address, is this machine's. HVI_OK, or HVI_ERR_NOT_FOUND or HVI_ERR_DAEMON with a sentence. Blocks
  * while name servers are asked, for as long as resolv.conf lets it: with glibc's defaults 10 s for each. */
 int hvi_interface_is_here(const char *host, bool *here_p, char *text_p, size_t text_size);
 

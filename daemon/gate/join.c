@@ -15,6 +15,7 @@
  * The old rendezvous confirms before the new one is told, so no job meets at both. */
 #include "daemon/gate/mesh.h"
 
+#include "base/place.h"
 #include "base/status.h"
 
 #include <stdio.h>
@@ -434,25 +435,21 @@ static void failed(void *user, const char *text, bool known)
 static const struct gate_socket_calls socket_calls = {
     .received = received, .connected = connected, .failed = failed};
 
-/* One HOST:PORT of `length` bytes. */
+/* One HOST:PORT of `length` bytes. That of mesh-join is looked at when it is connected to. */
 static int add_seed(struct gate_mesh *mesh, const char *text, size_t length, char *text_p,
                     size_t text_size)
 {
     struct mesh_seed *seed = &mesh->seeds[mesh->seed_count];
-    size_t host = length;
+    uint32_t port = 0;
 
     if (mesh->seed_count == MESH_SEEDS_MAX) {
         snprintf(text_p, text_size, "mesh-seeds names more than %u nodes", MESH_SEEDS_MAX);
         return HVI_ERR_INVALID;
     }
-    while (host > 0 && text[host] != ':')
-        host--;
     *seed = (struct mesh_seed){.mesh = mesh};
     snprintf(seed->endpoint, sizeof(seed->endpoint), "%.*s", (int)length, text);
-    snprintf(seed->name, sizeof(seed->name), "%.*s", (int)host, text);
-    if (text[0] == '[' && host > 1) /* [2001:db8::1] */
-        snprintf(seed->name, sizeof(seed->name), "%.*s", (int)host - 2, text + 1);
-    if (mesh->of_nodes && seed->name[0] == '\0') {
+    if ((!hvi_place_split(seed->endpoint, seed->name, sizeof(seed->name), &port) || port == 0) &&
+        mesh->of_nodes) {
         snprintf(text_p, text_size, "mesh-seeds: \"%s\" is no HOST:PORT", seed->endpoint);
         return HVI_ERR_INVALID;
     }

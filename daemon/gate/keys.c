@@ -2,6 +2,7 @@
  * A folder is read whole, each time: a file may have been replaced, renamed or written in place, and is small. */
 #include "daemon/gate/keys.h"
 
+#include "base/place.h"
 #include "base/status.h"
 
 #include <dirent.h>
@@ -15,6 +16,7 @@
 #include <unistd.h>
 
 #define FILE_BYTES_MAX (64u * 1024u)
+_Static_assert(HVI_NODE_NAME_MAX < HVI_WIRE_NODE_NAME, "a node's name fits into messages");
 #define HOW_TO_MAKE                                                                                \
     "make a pair with `hvdctl key new PREFIX`: PREFIX.server is for the node that listens, "       \
     "PREFIX.client for those that join"
@@ -240,14 +242,6 @@ static int is_visible(const struct dirent *entry)
     return entry->d_name[0] != '.';
 }
 
-static bool is_name(const char *name)
-{
-    static const char letters[] =
-        "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-_:";
-
-    return strlen(name) < HVI_WIRE_NODE_NAME && strspn(name, letters) == strlen(name);
-}
-
 /* Room for a node more; False: there is none. */
 static bool add_named(struct gate_keys *keys, const char *name, const char *key)
 {
@@ -267,7 +261,7 @@ static void read_all(const char *dir, int folder, struct dirent **entries, int c
     for (int i = 0; i < count; i++) {
         const char *name = entries[i]->d_name, *wrong;
         char key[GATE_KEY_TEXT];
-        if (!is_name(name))
+        if (!hvi_place_is_node_name(name))
             wrong = "a name has at most 63 letters, digits or any of . - _ :";
         else
             wrong = read_one(folder, name, "", false, key);

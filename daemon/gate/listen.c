@@ -5,6 +5,7 @@
  * allow-list says what the node of a key is called; else the node does. */
 #include "daemon/gate/mesh.h"
 
+#include "base/place.h"
 #include "base/status.h"
 
 #include <stdio.h>
@@ -380,15 +381,13 @@ static const struct gate_socket_calls socket_calls = {.received = received,
 static void set_own_address(struct gate_mesh *mesh)
 {
     char *own = mesh->rendezvous.own_address;
-    const char *listens = mesh->endpoint, *colon = strrchr(listens, ':');
-    size_t skip = listens[0] == '[';
+    const size_t size = sizeof(mesh->rendezvous.own_address);
+    uint32_t port;
 
     if (mesh->announced[0] != '\0')
-        snprintf(own, sizeof(mesh->rendezvous.own_address), "%s", mesh->announced);
-    else if (colon != NULL)
-        snprintf(own, sizeof(mesh->rendezvous.own_address), "%.*s",
-                 (int)(colon - listens - (ptrdiff_t)(2 * skip)), listens + skip);
-    if (strcmp(own, "*") == 0 || strcmp(own, "0.0.0.0") == 0 || strcmp(own, "::") == 0)
+        snprintf(own, size, "%s", mesh->announced);
+    else if (!hvi_place_split(mesh->endpoint, own, size, &port) || strcmp(own, "*") == 0 ||
+             strcmp(own, "0.0.0.0") == 0 || strcmp(own, "::") == 0)
         own[0] = '\0';
     mesh->own_fixed = own[0] != '\0';
 }

@@ -19,6 +19,7 @@
  * again. A peer that has chosen no id has one of that form as well. A message tells which one its peer has chosen. */
 #include "daemon/gate/socket.h"
 
+#include "base/place.h"
 #include "base/status.h"
 #include "daemon/gate/gate.h"
 
@@ -537,25 +538,21 @@ static bool open_client(struct gate_socket *socket)
 /* ADDRESS:PORT into its parts. */
 static bool split(const char *endpoint, char *address_p, size_t address_size, uint32_t *port_p)
 {
-    const char *colon = strrchr(endpoint, ':');
-    char *end;
-    unsigned long port;
+    *port_p = UINT32_MAX; /* none */
+    return hvi_place_split(endpoint, address_p, address_size, port_p) && *port_p <= UINT16_MAX;
+}
 
-    if (colon == NULL || colon == endpoint || colon[1] < '0' || colon[1] > '9')
-        return false;
-    port = strtoul(colon + 1, &end, 10);
-    if (*end != '\0' || port > UINT16_MAX || (size_t)(colon - endpoint) >= address_size)
-        return false;
-    snprintf(address_p, address_size, "%.*s", (int)(colon - endpoint), endpoint);
-    *port_p = (uint32_t)port;
-    return strchr(address_p, ':') == NULL ||
-           (address_p[0] == '[' && address_p[strlen(address_p) - 1] == ']');
+/* As libzmq writes it. */
+static void set_endpoint(struct gate_socket *socket, const char *address, uint32_t port)
+{
+    snprintf(socket->endpoint, sizeof(socket->endpoint),
+             strchr(address, ':') != NULL ? "tcp://[%.200s]:%u" : "tcp://%.200s:%u", address,
+             (unsigned)port);
 }
 
 static bool bind_one(struct gate_socket *socket, const char *address, uint32_t port)
 {
-    snprintf(socket->endpoint, sizeof(socket->endpoint), "tcp://%.200s:%u", address,
-             (unsigned)port);
+    set_endpoint(socket, address, port);
     return zmq_bind(socket->main, socket->endpoint) == 0;
 }
 
@@ -652,8 +649,7 @@ int gate_socket_join(sd_event *event, const struct gate_keys *keys, const char *
     socket = socket_new(event, keys, false, calls, user);
     if (socket != NULL) {
         snprintf(socket->route, sizeof(socket->route), "%s", route);
-        snprintf(socket->endpoint, sizeof(socket->endpoint), "tcp://%.200s:%u", host,
-                 (unsigned)port);
+        set_endpoint(socket, host, port);
     }
     if (socket == NULL || !open_client(socket)) {
         snprintf(text_p, text_size, "the mesh cannot be set up: %s", zmq_strerror(errno));

@@ -7,6 +7,7 @@
 
 #include "base/fate.h"
 #include "base/interface.h"
+#include "base/place.h"
 #include "base/status.h"
 #include "proto/gate.h"
 
@@ -20,8 +21,6 @@
 
 #include <utlist.h>
 
-#define PORT_FIRST       9600u
-#define PORT_LAST        9631u
 #define START_TIMEOUT_NS (600 * HVI_NS_SEC) /* as the engine's: frameworks load meanwhile */
 #define PORT_FILE        "mesh.port"
 #define KEY_FILE         "mesh.key"
@@ -43,19 +42,6 @@ static const char *option_or(const char *option, const char *name, const char *o
     if (value == NULL && other_name != NULL)
         value = getenv(other_name);
     return value == NULL ? "" : value;
-}
-
-static bool parse_ports(const char *text, uint32_t *first_p, uint32_t *last_p)
-{
-    unsigned first, last;
-    char end;
-
-    if (sscanf(text, "%5u-%5u%c", &first, &last, &end) != 2 || first == 0 || first > last ||
-        last > UINT16_MAX)
-        return false;
-    *first_p = first;
-    *last_p = last;
-    return true;
 }
 
 static bool parse_lanes(const char *text, uint32_t *lanes_p)
@@ -139,28 +125,6 @@ void node_mesh_fill_start(const struct node *node, struct hvi_gate_start *start_
     start_p->start_timeout_ns = node->mesh.start_timeout_ns;
 }
 
-/* "host", "host:9600", "10.0.0.1:9600", "2001:db8::1", "[2001:db8::1]:9600". Without a port *port_p stays. */
-static bool split_place(const char *place, char *host_p, size_t size, uint32_t *port_p)
-{
-    const char *colon = strrchr(place, ':');
-    size_t length = strlen(place);
-    char end;
-
-    if (colon != NULL && (strchr(place, ':') == colon || colon[-1] == ']')) {
-        if (sscanf(colon + 1, "%5u%c", port_p, &end) != 1 || *port_p == 0 || *port_p > UINT16_MAX)
-            return false;
-        length = (size_t)(colon - place);
-    }
-    if (length > 2 && place[0] == '[' && place[length - 1] == ']') {
-        place++;
-        length -= 2;
-    }
-    if (length == 0 || length >= size)
-        return false;
-    snprintf(host_p, size, "%.*s", (int)length, place);
-    return true;
-}
-
 /* HVI_OK, or with a sentence why there can be no mesh at that place. */
 static int take_rendezvous(struct node *node, char *text_p, size_t text_size)
 {
@@ -170,7 +134,7 @@ static int take_rendezvous(struct node *node, char *text_p, size_t text_size)
     char host[200];
     bool here;
 
-    if (!split_place(place, host, sizeof(host), &port)) {
+    if (!hvi_place_split(place, host, sizeof(host), &port) || port == 0) {
         snprintf(text_p, text_size, "rendezvous: \"%.200s\" is no HOST or HOST:PORT", place);
         return HVI_ERR_INVALID;
     }
@@ -185,54 +149,73 @@ static int take_rendezvous(struct node *node, char *text_p, size_t text_size)
     return HVI_OK;
 }
 
-static bool is_told_twice(const struct node_config *config)
+/* NULL, or what is wrong with the options that say how hvdd takes part in a mesh. */
+static const char *check_part(const struct node *node)
 {
-    return (config->mesh_listen[0] != '\0') + (config->mesh_join[0] != '\0') +
-               (config->rendezvous[0] != '\0') >
-           1;
+    const struct node_config *config = &node->config;
+    const bool listens = config->mesh_listen[0] != '\0', joins = config->mesh_join[0] != '\0',
+               meets = config->rendezvous[0] != '\0';
+
+    if (listens + joins + meets > 1)
+        return "a hvdd listens for other nodes or joins one that does: give one of --mesh-listen, "
+               "--mesh-join and --rendezvous";
+    if (config->mesh_seeds[0] != '\0' && (joins || meets))
+        return "with --mesh-seeds a hvdd knows whom to join: leave --mesh-join and --rendezvous "
+               "out";
+    if (meets && !node->private_mode)
+        return "rendezvous is for the private hvdd of a job; a hvdd for all users has mesh-seeds";
+    return NULL;
 }
 
-int node_mesh_init(struct node *node)
+/* The rest of the options and of the environment. NULL, or what is wrong with it. */
+static const char *take_settings(struct node *node)
 {
     const char *ports = option_or(node->config.port_range, "HVD_PORT_RANGE", NULL);
     const char *lanes = option_or("", "HVD_NET_LANES", NULL);
     const char *encrypt = option_or("", "HVD_ENCRYPT", NULL);
     const char *timeout = option_or("", "HVD_START_TIMEOUT", "HOROVOD_START_TIMEOUT");
     struct node_mesh *mesh = &node->mesh;
-    char text[HVI_TEXT_MAX + 1];
-    const char *wrong = NULL;
+
+    if (ports[0] != '\0' && !hvi_place_ports(ports, &mesh->port_first, &mesh->port_last))
+        return "port-range (HVD_PORT_RANGE) is no range of ports as 9600-9631";
+    if (lanes[0] != '\0' && !parse_lanes(lanes, &mesh->net_lanes))
+        return "HVD_NET_LANES is no number from 1 to 8";
+    if (encrypt[0] != '\0' && !parse_switch(encrypt, &mesh->encrypt))
+        return "HVD_ENCRYPT is neither 0 nor 1";
+    if (node->config.start_timeout != 0)
+        mesh->start_timeout_ns = (uint64_t)node->config.start_timeout;
+    else if (timeout[0] != '\0' && !parse_seconds(timeout, &mesh->start_timeout_ns))
+        return "HVD_START_TIMEOUT is no number of seconds";
+    return NULL;
+}
+
+static void set_defaults(struct node *node)
+{
+    struct node_mesh *mesh = &node->mesh;
 
     snprintf(mesh->listen, sizeof(mesh->listen), "%s", node->config.mesh_listen);
     snprintf(mesh->join, sizeof(mesh->join), "%s", node->config.mesh_join);
-    mesh->port_first = PORT_FIRST;
-    mesh->port_last = PORT_LAST;
+    mesh->port_first = HVI_PORT_FIRST;
+    mesh->port_last = HVI_PORT_LAST;
     mesh->net_lanes = 1;
     mesh->encrypt = false;
     mesh->start_timeout_ns = START_TIMEOUT_NS;
     while (mesh->node == 0)
         if (getrandom(&mesh->node, sizeof(mesh->node), 0) != (ssize_t)sizeof(mesh->node))
             mesh->node = 0;
-    if (is_told_twice(&node->config))
-        wrong = "a hvdd listens for other nodes or joins one that does: give one of --mesh-listen, "
-                "--mesh-join and --rendezvous";
-    else if (node->config.mesh_seeds[0] != '\0' &&
-             (node->config.mesh_join[0] != '\0' || node->config.rendezvous[0] != '\0'))
-        wrong =
-            "with --mesh-seeds a hvdd knows whom to join: leave --mesh-join and --rendezvous out";
-    else if (!node->private_mode && node->config.rendezvous[0] != '\0')
-        wrong = "rendezvous is for the private hvdd of a job; a hvdd for all users has mesh-seeds";
-    else if (ports[0] != '\0' && !parse_ports(ports, &mesh->port_first, &mesh->port_last))
-        wrong = "port-range (HVD_PORT_RANGE) is no range of ports as 9600-9631";
-    else if (lanes[0] != '\0' && !parse_lanes(lanes, &mesh->net_lanes))
-        wrong = "HVD_NET_LANES is no number from 1 to 8";
-    else if (encrypt[0] != '\0' && !parse_switch(encrypt, &mesh->encrypt))
-        wrong = "HVD_ENCRYPT is neither 0 nor 1";
-    else if (node->config.start_timeout != 0)
-        mesh->start_timeout_ns = (uint64_t)node->config.start_timeout;
-    else if (timeout[0] != '\0' && !parse_seconds(timeout, &mesh->start_timeout_ns))
-        wrong = "HVD_START_TIMEOUT is no number of seconds";
-    else if (node->config.rendezvous[0] != '\0' &&
-             take_rendezvous(node, text, sizeof(text)) != HVI_OK)
+}
+
+int node_mesh_init(struct node *node)
+{
+    char text[HVI_TEXT_MAX + 1];
+    const char *wrong;
+
+    set_defaults(node);
+    wrong = check_part(node);
+    if (wrong == NULL)
+        wrong = take_settings(node);
+    if (wrong == NULL && node->config.rendezvous[0] != '\0' &&
+        take_rendezvous(node, text, sizeof(text)) != HVI_OK)
         wrong = text;
     if (wrong == NULL)
         return HVI_OK;

@@ -5,6 +5,7 @@
  * `new --node` makes a folder for a mesh in which each node has its own key: node.key with the secret, and allow/, the
  * allow-list, with a file for each node, its own first. `show` prints the public key, `allow` puts one into the list. A file that
  * is there already stays as it is. Files of the list are made under another name and renamed: hvdd never reads half of one. */
+#include "base/place.h"
 #include "base/status.h"
 #include "tools/common/mesh_key.h"
 #include "tools/hvdctl/ctl.h"
@@ -17,9 +18,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define KEY_DIR       "/etc/hvdd/keys"
-#define SERVICE_USER  "hvdd"
-#define NODE_NAME_MAX 63
+#define KEY_PARENT   "/etc/hvdd"
+#define KEY_DIR      KEY_PARENT "/keys"
+#define SERVICE_USER "hvdd"
 
 static int fail(const struct ctl *ctl, const char *path, const char *why)
 {
@@ -81,16 +82,12 @@ static bool find_folder(const struct ctl *ctl, struct folder *folder_p)
 
 static int check_name(const struct ctl *ctl, const char *name)
 {
-    static const char letters[] =
-        "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-_:";
-
-    if (name[0] != '\0' && name[0] != '.' && strlen(name) <= NODE_NAME_MAX &&
-        strspn(name, letters) == strlen(name))
+    if (hvi_place_is_node_name(name))
         return CTL_OK;
     ctl_complain(ctl, HVI_ERR_INVALID,
                  "'%s' is no name of a node: 1 to %d letters, digits or any of . - _ :, and no . "
                  "first",
-                 name, NODE_NAME_MAX);
+                 name, HVI_NODE_NAME_MAX);
     return CTL_USAGE;
 }
 
@@ -157,7 +154,7 @@ static bool make_folder(const char *path)
 
 static int new_node(const struct ctl *ctl, const char *given)
 {
-    char name[NODE_NAME_MAX + 1] = "", public[MESH_KEY_ROOM], secret[MESH_KEY_ROOM];
+    char name[HVI_NODE_NAME_MAX + 1] = "", public[MESH_KEY_ROOM], secret[MESH_KEY_ROOM];
     char line[MESH_KEY_TEXT], text[2 * PATH_MAX + 256];
     struct folder folder;
     const char *why = NULL;
@@ -166,7 +163,7 @@ static int new_node(const struct ctl *ctl, const char *given)
         given = name;
     if (!find_folder(ctl, &folder) || check_name(ctl, given != NULL ? given : "") != CTL_OK)
         return CTL_USAGE;
-    if (!make_folder(folder.path))
+    if ((ctl->dir == NULL && !make_folder(KEY_PARENT)) || !make_folder(folder.path))
         return fail(ctl, folder.path, strerror(errno));
     if (!make_folder(folder.allow))
         return fail(ctl, folder.allow, strerror(errno));

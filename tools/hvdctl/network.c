@@ -2,6 +2,7 @@
  * What jobs on several machines need of this machine's network. Nothing is sent but the question of what
  * this machine's own name stands for. */
 #include "base/interface.h"
+#include "base/place.h"
 #include "base/status.h"
 #include "tools/common/text.h"
 #include "tools/hvdctl/doctor.h"
@@ -18,8 +19,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define PORT_FIRST   9600
-#define PORT_LAST    9631
 #define MTU_LEAST    1280u /* of IPv6 */
 #define BUFFER_LEAST (2ull << 20)
 
@@ -137,29 +136,14 @@ static void check_mtu(const struct ctl *ctl, struct ctl_finding *finding)
 
 /* ---- ports ---- */
 
-static bool parse_range(const char *text, uint16_t *first_p, uint16_t *last_p)
-{
-    char both[32];
-    long first, last;
-    snprintf(both, sizeof both, "%s", text);
-    char *minus = strchr(both, '-');
-    if (minus == NULL || strlen(text) >= sizeof both)
-        return false;
-    *minus = '\0';
-    if (text_parse_int(both, 1, UINT16_MAX, &first) != 0 ||
-        text_parse_int(minus + 1, first, UINT16_MAX, &last) != 0)
-        return false;
-    *first_p = (uint16_t)first;
-    *last_p = (uint16_t)last;
-    return true;
-}
-
 bool ctl_port_range(uint16_t *first_p, uint16_t *last_p)
 {
     const char *given = environment("HVD_PORT_RANGE");
-    *first_p = PORT_FIRST;
-    *last_p = PORT_LAST;
-    return given[0] == '\0' || parse_range(given, first_p, last_p);
+    uint32_t first = HVI_PORT_FIRST, last = HVI_PORT_LAST;
+    const bool good = given[0] == '\0' || hvi_place_ports(given, &first, &last);
+    *first_p = (uint16_t)first;
+    *last_p = (uint16_t)last;
+    return good;
 }
 
 int ctl_bind(uint16_t port)

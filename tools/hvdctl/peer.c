@@ -12,6 +12,8 @@
  *
  * hvdd has no part in measuring: it would be one more thing that a stranger could ask for. */
 #include "base/clock.h"
+#include "base/interface.h"
+#include "base/place.h"
 #include "base/status.h"
 #include "tools/common/text.h"
 #include "tools/hvdctl/doctor.h"
@@ -66,29 +68,15 @@ struct step {
 
 /* ---- the name ---- */
 
-/* HOST, HOST:PORT, [IPV6]:PORT, IPV6. */
 static bool parse(struct peer *peer, const char *text)
 {
-    const char *colon = strrchr(text, ':');
-    const bool bracket = text[0] == '[';
-    const bool bare = !bracket && colon != NULL && strchr(text, ':') != colon;
-    const char *end = text + strlen(text);
-    long port;
-    if (bracket && (end = strchr(text, ']')) == NULL)
+    uint32_t port = UINT32_MAX; /* none */
+    if (!hvi_place_split(text, peer->host, sizeof peer->host, &port) || port == 0)
         return false;
-    if (bracket)
-        colon = end[1] == ':' ? end + 1 : NULL;
-    if (bracket && colon == NULL && end[1] != '\0')
-        return false;
-    if (colon != NULL && !bare) {
-        if (text_parse_int(colon + 1, 1, UINT16_MAX, &port) != 0)
-            return false;
+    peer->port_given = port <= UINT16_MAX;
+    if (peer->port_given)
         peer->port = (uint16_t)port;
-        peer->port_given = true;
-        end = bracket ? end : colon;
-    }
-    snprintf(peer->host, sizeof peer->host, "%.*s", (int)(end - text - bracket), text + bracket);
-    return peer->host[0] != '\0';
+    return true;
 }
 
 static void look_at_name(struct peer *peer, struct ctl_finding *finding)
@@ -248,25 +236,13 @@ static void look_at_port(struct peer *peer, struct ctl_finding *finding)
 
 /* ---- the way ---- */
 
-static bool same_address(const struct sockaddr *a, const struct sockaddr *b)
-{
-    if (a == NULL || a->sa_family != b->sa_family)
-        return false;
-    if (a->sa_family == AF_INET)
-        return ((const struct sockaddr_in *)(const void *)a)->sin_addr.s_addr ==
-               ((const struct sockaddr_in *)(const void *)b)->sin_addr.s_addr;
-    return memcmp(&((const struct sockaddr_in6 *)(const void *)a)->sin6_addr,
-                  &((const struct sockaddr_in6 *)(const void *)b)->sin6_addr,
-                  sizeof(struct in6_addr)) == 0;
-}
-
 static void note_interface(struct peer *peer, const struct sockaddr *own)
 {
     struct ifaddrs *all = NULL;
     if (getifaddrs(&all) != 0)
         return;
     for (const struct ifaddrs *one = all; one != NULL; one = one->ifa_next) {
-        if (!same_address(one->ifa_addr, own))
+        if (!hvi_interface_is_same(one->ifa_addr, own))
             continue;
         snprintf(peer->interface, sizeof peer->interface, "%s", one->ifa_name);
         peer->mtu = ctl_interface_mtu(one->ifa_name);

@@ -4,7 +4,11 @@
 #include "base/status.h"
 #include "tests/unit/hvt_main.h"
 
+#include <fcntl.h>
+#include <sched.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 static const struct hvi_interface machine[] = {
     {.name = "lo", .address = "127.0.0.1", .loopback = true},
@@ -102,6 +106,38 @@ START_TEST(a_host_is_this_machine_or_another_one_or_not_known)
 }
 END_TEST
 
+/* 0: as it should be. */
+static int look_where_all_can_be_bound(void)
+{
+    char text[400] = "";
+    bool here = true;
+
+    if (unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0)
+        return 77;
+    int fd = open("/proc/sys/net/ipv4/ip_nonlocal_bind", O_WRONLY | O_CLOEXEC);
+    if (fd < 0 || write(fd, "1", 1) != 1)
+        return 77;
+    close(fd);
+    if (hvi_interface_is_here("192.0.2.1", &here, text, sizeof(text)) != HVI_OK || here)
+        return 2;
+    return hvi_interface_is_here("127.1.2.3", &here, text, sizeof(text)) == HVI_OK && here ? 0 : 3;
+}
+
+START_TEST(an_address_that_can_be_bound_need_not_be_this_machines)
+{
+    int status = -1;
+    pid_t child = fork();
+
+    ck_assert_int_ge(child, 0);
+    if (child == 0)
+        _exit(look_where_all_can_be_bound());
+    ck_assert_int_eq(waitpid(child, &status, 0), child);
+    if (hvt_skip_if(WEXITSTATUS(status) == 77, "no user namespace can be made"))
+        return;
+    ck_assert_int_eq(status, 0);
+}
+END_TEST
+
 START_TEST(a_list_without_an_entry_is_no_wish)
 {
     ck_assert(!hvi_interface_is_wish(""));
@@ -119,6 +155,7 @@ int main(void)
                         (int)(sizeof(rows) / sizeof(rows[0])));
     tcase_add_test(tcase, the_loopback_of_this_machine_is_found_by_its_network);
     tcase_add_test(tcase, a_host_is_this_machine_or_another_one_or_not_known);
+    tcase_add_test(tcase, an_address_that_can_be_bound_need_not_be_this_machines);
     tcase_add_test(tcase, a_list_without_an_entry_is_no_wish);
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);
