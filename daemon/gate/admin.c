@@ -195,13 +195,29 @@ static void append(struct connection *connection, const unsigned char *bytes, si
     connection->body_bytes = whole;
 }
 
-void gate_admin_answer(struct gate *gate, struct hvi_gate_reply *reply)
+/* NULL: it has gone. */
+static struct connection *find_asked(const struct gate *gate, uint64_t number)
 {
     struct connection *connection = NULL;
 
     if (gate->admin != NULL)
-        DL_SEARCH_SCALAR(gate->admin->connections, connection, number, reply->ticket);
-    if (connection == NULL || !connection->asked) /* it has gone */
+        DL_SEARCH_SCALAR(gate->admin->connections, connection, number, number);
+    return connection != NULL && connection->asked ? connection : NULL;
+}
+
+void gate_admin_anew(struct gate *gate, uint64_t number)
+{
+    struct connection *connection = find_asked(gate, number);
+
+    if (connection != NULL)
+        connection->body_bytes = 0;
+}
+
+void gate_admin_answer(struct gate *gate, struct hvi_gate_reply *reply)
+{
+    struct connection *connection = find_asked(gate, reply->ticket);
+
+    if (connection == NULL)
         return;
     append(connection, reply->part, reply->part_bytes);
     if (!reply->more)

@@ -60,6 +60,8 @@ void gate_link_close(struct gate *gate);
 int gate_admin_open(struct gate *gate, int listen_fd);
 /* The next part of hvdd's answer; takes the bytes out of `reply`. */
 void gate_admin_answer(struct gate *gate, struct hvi_gate_reply *reply);
+/* The answer for that connection begins anew: the parts that have come are of one that will not be whole. */
+void gate_admin_anew(struct gate *gate, uint64_t number);
 /* An event of hvdd's, for the subscribers that may know of it. */
 void gate_admin_event(struct gate *gate, const struct hvi_gate_event *event);
 /* An event of the mesh, for every subscriber. `kind` is an enum hvi_event_kind. */
@@ -74,6 +76,8 @@ int gate_mesh_open(struct gate *gate);
 /* An engine's registration: answered by a NodeRoster for hvdd, sooner or later. May take the packet out
  * of it. */
 void gate_mesh_register(struct gate *gate, struct hvi_node_register *registered);
+/* It has gone. Without a number it had never registered: where the status is HVI_OK, the job begins anew here, and what its last
+ * engine has said and no rendezvous has heard is over. */
 void gate_mesh_withdraw(struct gate *gate, const struct hvi_node_withdraw *withdrawn);
 /* Asks all nodes for the connection of that number, whose request it is: which there are (`what` is HVI_ADMIN_NODES) or which
  * jobs they have (HVI_ADMIN_JOBS). The answer comes by gate_admin_answer, soon or at once, where the status is HVI_OK;

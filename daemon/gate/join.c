@@ -36,7 +36,8 @@ struct mesh_own {
     struct mesh_seed *at; /* where it is registered; NULL: nowhere yet */
     uint64_t leaving;     /* number of the message there that takes it back; 0: none */
     bool answered;
-    bool gone; /* before the rendezvous was reached: it is still told why */
+    /* Before the rendezvous was reached: it is still told why. Of a node that was never complete nothing is registered. */
+    bool gone;
     struct hvi_node_withdraw withdrawn;
 };
 
@@ -146,12 +147,14 @@ static void own_free(struct gate_mesh *mesh, struct mesh_own *own)
 /* What is registered at that seed, which may answer at once where it is here; frees what is gone. */
 static void say_own(struct mesh_seed *seed, struct mesh_own *own)
 {
+    const bool registers = !own->answered && own->registered.node != NULL;
+
     own->leaving = 0;
-    if (seed->here && !own->answered)
-        mesh_listen_register(seed->mesh, &own->registered);
-    else if (!seed->here && !has_said_hello(seed))
+    if (!seed->here && !has_said_hello(seed))
         return; /* everything is said then */
-    else if (!own->answered)
+    if (registers && seed->here)
+        mesh_listen_register(seed->mesh, &own->registered);
+    else if (registers)
         say_registered(seed, &own->registered);
     if (!own->gone)
         return;
@@ -270,27 +273,61 @@ static void keep_ended(struct gate_mesh *mesh, const struct hvi_node_withdraw *e
         *mesh->ended = *ended;
 }
 
-/* Its rendezvous knows nothing of it yet. */
-static bool is_untold(const struct mesh_own *own)
+/* NULL: it was told already, or is not known. */
+static struct mesh_own *own_withdrawn(const struct gate_mesh *mesh,
+                                      const struct hvi_node_withdraw *withdrawn)
 {
-    return own->at == NULL || (!own->at->here && !has_said_hello(own->at));
+    struct mesh_own *own;
+
+    DL_FOREACH(mesh->own, own)
+    {
+        const struct hvi_node_register *said = &own->registered;
+        if (said->registration == withdrawn->registration &&
+            (said->registration != 0 || said->uid == withdrawn->uid) &&
+            strcmp(said->job, withdrawn->job) == 0)
+            return own;
+    }
+    return NULL;
+}
+
+/* Of a node that has lost a rank before it was complete; NULL: out of memory. */
+static struct mesh_own *own_new_lost(struct gate_mesh *mesh,
+                                     const struct hvi_node_withdraw *withdrawn)
+{
+    struct mesh_own *own = calloc(1, sizeof(*own));
+
+    if (own == NULL)
+        return NULL; /* those that wait for it have their time run out */
+    snprintf(own->registered.job, sizeof(own->registered.job), "%s", withdrawn->job);
+    own->registered.uid = withdrawn->uid;
+    own->since_ns = hvi_clock_ns();
+    DL_APPEND(mesh->own, own);
+    return own;
+}
+
+static bool can_be_told(const struct mesh_seed *seed)
+{
+    return seed != NULL && (seed->here || has_said_hello(seed));
 }
 
 void mesh_join_withdraw(struct gate_mesh *mesh, const struct hvi_node_withdraw *withdrawn)
 {
-    struct mesh_own *own = own_find(mesh, withdrawn->job, withdrawn->registration);
+    struct mesh_own *own = own_withdrawn(mesh, withdrawn);
     struct mesh_seed *seed = own != NULL ? own->at : first_up(mesh);
+    const bool begins_anew = withdrawn->registration == 0 && withdrawn->status == HVI_OK;
 
     if (withdrawn->rank >= 0)
         keep_ended(mesh, withdrawn);
-    if (own != NULL && withdrawn->status != HVI_OK && is_untold(own)) {
+    else if (own == NULL && withdrawn->status != HVI_OK && !can_be_told(seed))
+        own = own_new_lost(mesh, withdrawn);
+    if (own != NULL && withdrawn->status != HVI_OK && !can_be_told(own->at)) {
         own->gone = true;
         own->withdrawn = *withdrawn;
         return;
     }
     if (own != NULL)
         own_free(mesh, own);
-    if (seed != NULL)
+    if (seed != NULL && !begins_anew)
         say_withdrawn(seed, withdrawn);
     flush_all(mesh);
 }

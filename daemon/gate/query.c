@@ -123,6 +123,8 @@ static void answer(struct gate_mesh *mesh, const struct mesh_query *query,
     reply->request = query->request;
     if (hvi_admin_reply_encode(reply, &bytes, &length) != HVI_OK)
         return; /* out of memory: the asker's time runs out */
+    if (query->connection != 0)
+        gate_admin_anew(mesh->gate, query->connection); /* a seed may have stopped half way */
     do {
         size_t left = length - sent, part = left < HVI_GATE_PART_MAX ? left : HVI_GATE_PART_MAX;
         struct hvi_gate_reply to = {.ticket = query->connection,

@@ -374,6 +374,12 @@ void node_mesh_engine_gone(struct node_engine *engine)
         send_withdraw(engine);
 }
 
+void node_mesh_engine_new(struct node_engine *engine)
+{
+    if (node_mesh_wanted(engine->node) && node_generation_spans(engine->generation))
+        send_withdraw(engine);
+}
+
 /* An engine that comes back to a new hvdd after its job has met has said nothing of its node, either. */
 void node_mesh_rank_lost(struct node_engine *engine)
 {

@@ -395,6 +395,8 @@ void node_mesh_fill_start(const struct node *node, struct hvi_gate_start *start_
 void node_mesh_fill_engine(const struct node *node, struct hvi_engine_start *start_p);
 /* What has become of the mesh; hvdd is ready when it is. */
 void node_mesh_state(struct node *node, const struct hvi_gate_state *state);
+/* An engine is started: what its job's last one has said, and no other node has heard, is over. */
+void node_mesh_engine_new(struct node_engine *engine);
 /* An engine's EngineNode, a Packet of `length` bytes. */
 void node_mesh_engine_node(struct node_engine *engine, const unsigned char *bytes, size_t length);
 void node_mesh_engine_gone(struct node_engine *engine);

@@ -212,6 +212,7 @@ static int send_start(struct node *node, struct node_engine *engine, int trainer
     start->gpu = node->config.gpu != 0;
     start->region_asks = !node->private_mode;
     node_mesh_fill_engine(node, start);
+    node_mesh_engine_new(engine);
     return node_link_send(engine, &msg, &trainer_fd, trainer_fd >= 0 ? 1 : 0);
 }
 

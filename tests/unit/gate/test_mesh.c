@@ -9,6 +9,7 @@
 
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 
 #include <zmq.h>
 
@@ -448,6 +449,7 @@ static void teardown(void)
 
     for (int i = 0; i < SIDES; i++) {
         gate_mesh_close(&sides[i].gate);
+        gate_admin_close(&sides[i].gate);
         gate_link_close(&sides[i].gate);
         sd_event_unref(sides[i].gate.event);
         close(sides[i].hvdd);
@@ -586,6 +588,24 @@ START_TEST(a_rank_that_goes_before_the_rendezvous_is_reached_is_named_later)
                          strcmp(answer->job, "job") == 0 ? HVI_ERR_RANK_LOST : HVI_OK);
     }
     ck_assert_int_eq(hear_roster(&sides[1], "again", 2)->status, HVI_OK);
+    ck_assert(hears_nothing(&sides[2]));
+}
+END_TEST
+
+START_TEST(a_rank_that_goes_before_its_node_is_complete_is_named_when_the_rendezvous_is_reached)
+{
+    uint32_t port = early_port();
+
+    join_at(&sides[1], port);
+    lose_at(&sides[1], "job", 0, "rank 1 was killed");
+    lose_at(&sides[1], "again", 0, "rank 1 was killed");
+    withdraw_at(&sides[1], "again", 0); /* and begins anew */
+    ck_assert_str_eq(rows_of(&sides[1])->nodes[0].jobs, "");
+    listen_at_port(&sides[2], port);
+    wait_row(&sides[2], 1, "joined");
+    register_at(&sides[2], "again", 1, 0, 2);
+    register_at(&sides[2], "job", 1, 0, 3);
+    expect_error(&sides[2], "job", HVI_ERR_RANK_LOST, "rank 1 was killed");
     ck_assert(hears_nothing(&sides[2]));
 }
 END_TEST
@@ -1073,6 +1093,83 @@ START_TEST(an_answer_that_is_repeated_is_told_once_and_one_that_was_not_asked_fo
 }
 END_TEST
 
+/* Somebody at admin.sock of that gate, who has asked for the jobs of the mesh. */
+static void *ask_for_jobs(struct side *side)
+{
+    const struct hvi_admin_request request = {.protocol_version = HVI_PROTOCOL_VERSION,
+                                              .request = 7,
+                                              .kind = HVI_ADMIN_JOBS,
+                                              .of_mesh = true};
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    void *zmq = zmq_socket(context, ZMQ_DEALER);
+    unsigned char *bytes;
+    char endpoint[128];
+    size_t length;
+
+    side->gate.descriptors = 1024;
+    side->gate.start.private_mode = true;
+    side->gate.start.uid = geteuid();
+    side->gate.start.max_admin = side->gate.start.max_admin_per_user = 16;
+    snprintf(address.sun_path, sizeof(address.sun_path), "%s/admin.sock", dir);
+    ck_assert_int_eq(bind(fd, (const struct sockaddr *)&address, sizeof(address)), 0);
+    ck_assert_int_eq(listen(fd, 1), 0);
+    ck_assert_int_eq(gate_admin_open(&side->gate, fd), HVI_OK);
+    ck_assert_ptr_nonnull(zmq);
+    set_int(zmq, ZMQ_LINGER, 0);
+    snprintf(endpoint, sizeof(endpoint), "ipc://%s", address.sun_path);
+    ck_assert_int_eq(zmq_connect(zmq, endpoint), 0);
+    ck_assert_int_eq(hvi_admin_request_encode(&request, &bytes, &length), HVI_OK);
+    send_bytes(zmq, bytes, length, 0);
+    free(bytes);
+    return zmq;
+}
+
+static void hear_answer(void *zmq, struct hvi_admin_reply *reply_p)
+{
+    static unsigned char bytes[4096];
+    uint64_t end = hvi_deadline_after(PATIENCE);
+    int length;
+
+    while ((length = zmq_recv(zmq, bytes, sizeof(bytes), ZMQ_DONTWAIT)) < 0) {
+        ck_assert_msg(!hvi_deadline_passed(end), "the gate does not answer");
+        turn();
+    }
+    ck_assert_int_eq(hvi_admin_reply_decode(bytes, (size_t)length, reply_p, NULL, 0), HVI_OK);
+}
+
+START_TEST(where_a_seed_stops_half_way_in_its_answer_the_gate_says_so)
+{
+    uint32_t port = stranger_listen();
+    struct hvi_mesh_msg asked, alive = message(HVI_MESH_NONE, 0xee, 0),
+                               half = message(HVI_MESH_REPLY, 0xee, 1);
+    struct hvi_admin_reply reply;
+    unsigned char part[] = {0x08, 0x01, 0x10, 0x07};
+    void *asker;
+
+    join_at(&sides[1], port);
+    asked = stranger_wait(stranger, HVI_MESH_HELLO);
+    send_bytes(stranger, "000000000000000b", 16, ZMQ_SNDMORE);
+    send_msg(stranger, &alive);
+    wait_joined(&sides[1], 1);
+    asker = ask_for_jobs(&sides[1]);
+    asked = stranger_wait(stranger, HVI_MESH_QUESTION);
+    half.peer_talk = asked.talk;
+    half.heard = asked.number;
+    half.reply = (struct hvi_mesh_reply){
+        .ticket = asked.question.ticket, .part = part, .part_bytes = sizeof(part), .more = true};
+    send_bytes(stranger, "000000000000000b", 16, ZMQ_SNDMORE);
+    send_msg(stranger, &half);
+    hear_answer(asker, &reply);
+    ck_assert_uint_eq(reply.request, 7);
+    ck_assert_int_eq(reply.status, HVI_ERR_ATTACH_TIMEOUT);
+    ck_assert_str_eq(reply.text,
+                     "node 127.0.0.1, the first seed of the mesh, did not answer within 2 s");
+    hvi_admin_reply_free(&reply);
+    zmq_close(asker);
+}
+END_TEST
+
 /* ---- seeds ---- */
 
 /* Three nodes with a folder of keys each; the first two are seeds. */
@@ -1310,6 +1407,9 @@ static void add_meeting(Suite *suite)
     tcase_add_test(tcase, what_an_engine_has_withdrawn_nobody_meets);
     tcase_add_test(tcase, nodes_that_wait_hear_why_a_rank_of_another_one_is_gone);
     tcase_add_test(tcase, a_rank_that_goes_before_the_rendezvous_is_reached_is_named_later);
+    tcase_add_test(
+        tcase,
+        a_rank_that_goes_before_its_node_is_complete_is_named_when_the_rendezvous_is_reached);
     tcase_add_test(tcase, what_the_rendezvous_was_not_told_in_time_is_forgotten);
     tcase_add_test(tcase, what_is_no_engine_node_gets_a_sentence_and_not_a_roster);
     tcase_add_test(tcase, nodes_that_are_late_are_named_to_those_that_came);
@@ -1352,6 +1452,7 @@ static void add_liars(Suite *suite)
     tcase_add_test(tcase, a_rendezvous_of_another_version_fails_the_jobs_with_its_sentence);
     tcase_add_test(tcase,
                    an_answer_that_is_repeated_is_told_once_and_one_that_was_not_asked_for_never);
+    tcase_add_test(tcase, where_a_seed_stops_half_way_in_its_answer_the_gate_says_so);
     suite_add_tcase(suite, tcase);
 }
 

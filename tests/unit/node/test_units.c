@@ -339,6 +339,9 @@ START_TEST(an_engine_meets_through_the_gate_and_every_new_gate_hears_of_it)
     start_gate();
     hear(HVI_GATE_START);
     trainer = start_engine();
+    hear(HVI_GATE_NODE_WITHDRAW); /* the job begins anew here */
+    ck_assert_uint_eq(heard.node_withdraw.registration, 0);
+    ck_assert_int_eq(heard.node_withdraw.status, HVI_OK);
     number = register_engine();
     start_gate(); /* that one is killed */
     hear(HVI_GATE_START);
