@@ -5,7 +5,8 @@
 #   scripts/booted.sh [pytest's arguments]
 #
 # The build is HVD_BUILD_DIR, else build-release, which is built. build-booted/root is the root of the machines: debootstrap's
-# minbase of this machine's own release, systemd, and the libraries of hvdd. It is made once, which takes a minute or two.
+# minbase of this machine's own release, systemd, and the libraries of hvdd, which takes a minute or two.
+# build-booted/older is a build of the commit below, from which the machines are upgraded. Both are made once.
 # Needs root. Nothing of this machine is to be seen in a booted one: tests/harness/hvt/boot.sh.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -15,6 +16,10 @@ place=$PWD/build-booted
 root=$place/root
 packages=systemd,procps,libzmq5,libprotobuf-c1,libsodium23,libssl3,libinih1,libyaml-0-2,libcjson1,libhwloc15
 isolated=(unshare --mount --pid --uts --ipc --fork --kill-child --mount-proc --propagation private)
+
+# The first commit that has a mesh of services with the wires of today (docs/design/wire.md). A change after which nodes
+# of both no longer work together raises a version there, and names a newer commit here.
+older=335134d6167a4e96f711c8823dcc733186346779
 
 # What would wait for hardware, reach the kernel of this machine, or begin later of its own accord.
 masked='systemd-logind.service systemd-binfmt.service systemd-sysctl.service systemd-random-seed.service systemd-modules-load.service
@@ -64,8 +69,34 @@ make_root() {
     touch "$root/complete"
 }
 
+# With a version of its own, by which `hvdctl nodes` tells the two apart; and an engine that speaks another wire.
+build_older() {
+    local tree=$1 build=$2 wire=$1/daemon/engine/net/handshake.h
+    sed -i 's/^project(hvdd VERSION [0-9.]*/project(hvdd VERSION 0.0.1/' "$tree/CMakeLists.txt" &&
+        cmake -S "$tree" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DHVD_TESTS=OFF &&
+        sed -i 's/^#define ENGINE_NET_WIRE .*/#define ENGINE_NET_WIRE 1000u \/\/ was: &/' "$wire" &&
+        cmake --build "$build" -j "$(nproc)" --target hvdd-engine &&
+        cp "$build/libexec/hvdd/hvdd-engine" "$build/other-engine" &&
+        sed -i 's/^#define ENGINE_NET_WIRE .* was: //' "$wire" &&
+        cmake --build "$build" -j "$(nproc)"
+}
+
+make_older() {
+    local tree=$place/older-tree build=$place/older
+    [ "$(cat "$build/commit" 2>/dev/null)" != "$older" ] || return 0
+    rm -rf "$tree" "$build"
+    mkdir -p "$tree" "$build"
+    git archive "$older" | tar -x -C "$tree"
+    build_older "$tree" "$build" >"$place/older.log" 2>&1 || {
+        tail -n 20 "$place/older.log" >&2
+        exit 1
+    }
+    echo "$older" >"$build/commit"
+}
+
 scripts/deps.sh nightly
 make_root
+make_older
 if [ -z "${HVD_BUILD_DIR:-}" ]; then
     cmake --preset release >/dev/null
     cmake --build build-release -j "$(nproc)"

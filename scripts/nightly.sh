@@ -14,7 +14,7 @@
 # gpus        ops on memory of GPUs of two nodes, on the fake driver: all layouts
 # coverage    lines of C and Python that unit, contract and Python tests reach, against tests/coverage.txt
 # debian13    demo and tests in a bare Debian 13
-# booted      hvdd's units under a systemd that has booted
+# booted      hvdd's units under a systemd that has booted; two machines in a mesh, upgraded from an older commit
 # containers  examples/container built and run without Docker, with hvdd outside and inside
 # fuzz        every fuzzer for ten minutes: an hour at the lowest priority, beside the other steps
 # soak        half an hour of kills, kills on several nodes, thousands of lies, ten thousand simulated ranks; beside them half an hour of random programs with a seed from the clock

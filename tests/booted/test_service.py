@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hvt.booted import ALICE, BOB, Machine, User, install, missing
+from hvt.booted import ALICE, BOB, Machine, User
 from hvt.build import scaled
 from hvt.wait import wait_until
 
@@ -20,14 +20,6 @@ pytestmark = pytest.mark.limit(180)
 SHORT = ["-c", "-b", "4", "-e", "1M", "-f", "512", "-i", "3"]
 STEADY = ["-b", "64K", "-e", "64K", "-i", "1000000"]  # ends when it is told to
 IDLE = ["--idle", "5"]  # ends well after five seconds
-
-
-@pytest.fixture(scope="module", name="lower")
-def _lower(tmp_path_factory) -> str:
-    why = missing()
-    if why:
-        pytest.fail(why)
-    return install(tmp_path_factory.mktemp("installed"))
 
 
 def serve(machine: Machine) -> None:

@@ -25,6 +25,7 @@ from hvt.install import run
 from hvt.wait import wait_until
 
 ROOT = pathlib.Path(os.environ.get("HVT_BOOTED_ROOT") or SOURCE / "build-booted/root")
+OLDER = ROOT.with_name("older")  # the build of an older commit
 LIFE_S = 1200
 MEMORY_BYTES = 3 << 30
 SYSTEMD = "/lib/systemd/systemd"
@@ -48,12 +49,13 @@ def missing() -> str:
     """Why there can be no machine; "" if there can."""
     if os.geteuid() != 0:
         return "only root can make namespaces"
-    return "" if (ROOT / "complete").exists() else f"there is no {ROOT}: run scripts/booted.sh"
+    absent = [path for path in (ROOT / "complete", OLDER / "commit") if not path.exists()]
+    return f"there is no {absent[0]}: run scripts/booted.sh" if absent else ""
 
 
-def install(folder: pathlib.Path) -> str:
+def install(folder: pathlib.Path, build: pathlib.Path = BUILD) -> str:
     """The build as `cmake --install` puts it below /usr, over the root: the `lower` of a Machine."""
-    run("cmake", "--install", str(BUILD), "--prefix", "/usr", environment=dict(os.environ, DESTDIR=str(folder)))
+    run("cmake", "--install", str(build), "--prefix", "/usr", environment=dict(os.environ, DESTDIR=str(folder)))
     folder.chmod(0o755)
     return f"{folder}:{ROOT}"
 
@@ -197,6 +199,11 @@ class Machine:
             enter = ["nsenter", f"--net=/proc/{each.pid}/ns/net", "ip"]
             run(*enter, "addr", "add", f"{each.address}/24", "dev", "eth0")
             run(*enter, "link", "set", "eth0", "up")
+
+    def upgrade(self, folder: pathlib.Path) -> None:
+        """Copies the files of install(folder) over those that are there. As with a package, one that is in use is replaced."""
+        run("cp", "--archive", "--remove-destination", f"{folder}/usr/.", str(self.path("/usr")))
+        self.run(["systemctl", "daemon-reload"])
 
     # ---- processes ----
 

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two booted machines whose hvdd is that of an older commit (scripts/booted.sh), upgraded one after the other while jobs run; and engines that have no
+wire in common."""
+import pathlib
+from collections.abc import Iterator
+
+import pytest
+
+from hvt.booted import BOB, OLDER, Machine, install
+from hvt.wait import wait_until
+from test_mesh_of_services import await_mesh, crash, make_mesh, two_machines
+from test_service import SHORT, STEADY, check_ended_well, check_goes_on, ctl, ends, row_of, start_job, stop_job
+
+pytestmark = pytest.mark.limit(180)
+
+
+@pytest.fixture(scope="module", name="pair")
+def _pair(lower, tmp_path_factory) -> Iterator[tuple[Machine, Machine]]:
+    """In a mesh, with the older commit; `lower` looks for what is missing."""
+    assert lower
+    with two_machines(install(tmp_path_factory.mktemp("older"), OLDER)) as machines:
+        for each in machines:
+            each.run(["mkdir", "-p", "/etc/hvdd"])
+        make_mesh(machines)
+        yield machines
+
+
+def versions(machine: Machine) -> dict[str, str]:
+    """Of each node's hvdd, as this one says."""
+    return {row["name"]: row["version"] for row in ctl(machine, "nodes")["nodes"]}
+
+
+def check_engine(machine: Machine, job: str, *, is_older: bool) -> None:
+    """Whether the job's engine runs a program that has been replaced since."""
+    program = machine.output("readlink", f"/proc/{row_of(machine, job)['engine_pid']}/exe")
+    assert program.endswith(" (deleted)") == is_older, program
+
+
+def test_engines_without_a_common_wire_are_refused_and_named(pair):
+    first, second = pair
+    program = second.path("/usr/libexec/hvdd/hvdd-engine")
+    kept = program.read_bytes()
+    program.write_bytes((OLDER / "other-engine").read_bytes())
+    for code, err in ends(start_job([first, second], "mixed", SHORT)):
+        assert code == 1 and "VERSION" in err and all(words in err for words in ("m1", "speaks 3 to 3", "m2", "speaks 1000 to 1000")), err
+    for each in pair:
+        check_ended_well(start_job([each] * 2, "alone", SHORT))
+    wait_until(lambda: not second.units("hvdd-engine@*"), "the units of engines to end", 10)
+    program.write_bytes(kept)
+    check_ended_well(start_job([first, second], "again", SHORT))
+
+
+def test_machines_are_upgraded_one_after_the_other_while_a_job_of_both_runs(pair, lower):
+    first, second = pair
+    newer = pathlib.Path(lower.split(":", maxsplit=1)[0])
+    old = versions(first)["m1"]
+    assert versions(second) == {"m1": old, "m2": old}
+    ranks = start_job([first, second], "old", STEADY)
+    before = {each.name: row_of(each, "old") for each in pair}
+    for each in (second, first):
+        each.upgrade(newer)
+        # Its hvdd is still the old one, and gets new engines.
+        check_ended_well(start_job([first, second], f"between-{each.name}", SHORT, BOB))
+        crash(each)
+        check_goes_on(each, row_of(each, "old") | {"engine_pid": before[each.name]["engine_pid"]})
+        check_engine(each, "old", is_older=True)
+        await_mesh(first, second)
+        assert versions(first) == versions(second) and versions(first)[each.name] != old
+        new = start_job([first, second], f"after-{each.name}", STEADY, BOB)
+        check_engine(each, f"after-{each.name}", is_older=False)
+        check_goes_on(first, row_of(first, f"after-{each.name}"))
+        check_ended_well(start_job([first, second], f"checked-{each.name}", SHORT))
+        assert {(row["node"], row["job"]) for row in ctl(first, "jobs", "--mesh")["jobs"]} == \
+            {(node, job) for node in ("m1", "m2") for job in ("old", f"after-{each.name}")}
+        stop_job(second, f"after-{each.name}", new)
+    assert old not in versions(first).values()
+    stop_job(first, "old", ranks)
