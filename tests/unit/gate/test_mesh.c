@@ -1144,7 +1144,7 @@ START_TEST(where_a_seed_stops_half_way_in_its_answer_the_gate_says_so)
     struct hvi_mesh_msg asked, alive = message(HVI_MESH_NONE, 0xee, 0),
                                half = message(HVI_MESH_REPLY, 0xee, 1);
     struct hvi_admin_reply reply;
-    unsigned char part[] = {0x08, 0x01, 0x10, 0x07};
+    unsigned char part[] = {0x08, 0x01, 0x7a, 0x7f}; /* in the middle of a field */
     void *asker;
 
     join_at(&sides[1], port);
