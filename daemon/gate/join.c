@@ -12,7 +12,8 @@
  *      |                        |            +--another is the first now: taken back; confirmed, or it is down--> registered at that
  *      +------------------------+
  *
- * The old rendezvous confirms before the new one is told, so no job meets at both. */
+ * The old rendezvous confirms before the new one is told, so no job meets at both. A seed that speaks another version of the mesh is
+ * not up for this node: where no other seed is, what is nowhere yet is refused at once. */
 #include "daemon/gate/mesh.h"
 
 #include "base/place.h"
@@ -194,6 +195,18 @@ static bool leave(struct mesh_own *own)
     return seed->here || !is_up(seed) || gate_talk_has_heard(&seed->talk, own->leaving);
 }
 
+/* No seed can be spoken with, and one is there that speaks another version. */
+static void refuse_version(struct gate_mesh *mesh, struct mesh_own *own)
+{
+    for (size_t i = 0; i < mesh->seed_count && own->at == NULL && !own->gone; i++) {
+        const struct mesh_seed *seed = &mesh->seeds[i];
+        if (own->answered || seed->refused_ns == 0 || hvi_clock_ns() - seed->refused_ns >= UP_NS)
+            continue;
+        own->answered = true;
+        mesh_tell_error(mesh, &own->registered, HVI_ERR_VERSION, seed->failure);
+    }
+}
+
 /* May free it. */
 static void place(struct gate_mesh *mesh, struct mesh_own *own)
 {
@@ -201,6 +214,8 @@ static void place(struct gate_mesh *mesh, struct mesh_own *own)
 
     const bool is_back = own->at == best && own->leaving != 0; /* before it had left */
 
+    if (best == NULL)
+        refuse_version(mesh, own);
     if (best == NULL || own->answered || (own->at == best && !is_back))
         return;
     if (own->at != NULL && !is_back && !leave(own))
@@ -414,6 +429,7 @@ static void take(struct mesh_seed *seed, struct hvi_mesh_msg *msg)
     if (msg->status != HVI_OK ||
         !mesh_speaks(seed->mesh, msg, seed->endpoint, text, sizeof(text))) {
         const char *why = msg->status != HVI_OK ? msg->text : text;
+        seed->refused_ns = hvi_clock_ns();
         note_failure(seed, why, true);
         answer_all(seed, HVI_ERR_VERSION, why);
         return;

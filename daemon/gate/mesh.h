@@ -30,6 +30,7 @@ struct mesh_seed {
     char address[HVI_WIRE_NODE_ADDRESS]; /* where it was found; "": not yet */
     uint64_t heard_ns;                   /* when it last said something; 0: never */
     char failure[HVI_TEXT_MAX + 1];      /* why it does not */
+    uint64_t refused_ns;                 /* when it last said that its version is another one */
     uint64_t unsaid_ns;                  /* when that is to be logged; 0: it was */
 };
 

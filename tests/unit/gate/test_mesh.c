@@ -1360,6 +1360,33 @@ START_TEST(a_node_that_is_not_allowed_is_told_so_and_comes_in_when_it_is_and_goe
 }
 END_TEST
 
+START_TEST(where_the_seed_that_is_there_speaks_another_version_jobs_are_refused_at_once)
+{
+    struct hvi_mesh_msg hello, answer = message(HVI_MESH_NONE, 0xee, 0);
+    struct hvi_engine_roster *got;
+    uint32_t port;
+
+    prepare_seeds();
+    server = own_keys[0];
+    port = stranger_listen();
+    snprintf(sides[2].gate.start.mesh_seeds, sizeof(sides[2].gate.start.mesh_seeds),
+             "gamma:1,127.0.0.1:%u", port); /* no key of that name: it is never reached */
+    disallow(2, 2);
+    open_node(2);
+    register_at(&sides[2], "job", 1, 1, 2);
+    hello = stranger_wait(stranger, HVI_MESH_HELLO);
+    ck_assert(hears_nothing(&sides[2]));
+    answer.oldest = answer.newest = hello.newest + 1;
+    send_bytes(stranger, "000000000000000c", 16, ZMQ_SNDMORE);
+    send_msg(stranger, &answer);
+    got = hear_roster(&sides[2], "job", 1);
+    ck_assert_int_eq(got->status, HVI_ERR_VERSION);
+    ck_assert_ptr_nonnull(strstr(got->text, "speaks versions 2 to 2 of the mesh, node gamma"));
+    register_at(&sides[2], "next", 1, 1, 2);
+    ck_assert_int_eq(hear_roster(&sides[2], "next", 1)->status, HVI_ERR_VERSION);
+}
+END_TEST
+
 START_TEST(seeds_that_are_none_are_named)
 {
     static const struct {
@@ -1392,6 +1419,8 @@ static void add_seeds(Suite *suite)
     tcase_add_test(
         tcase,
         a_node_that_is_not_allowed_is_told_so_and_comes_in_when_it_is_and_goes_when_it_is_not);
+    tcase_add_test(tcase,
+                   where_the_seed_that_is_there_speaks_another_version_jobs_are_refused_at_once);
     tcase_add_test(tcase, seeds_that_are_none_are_named);
     suite_add_tcase(suite, tcase);
 }
