@@ -69,15 +69,15 @@ make_root() {
     touch "$root/complete"
 }
 
-# With a version of its own, by which `hvdctl nodes` tells the two apart; and an engine that speaks another wire.
+# With a version of its own, by which `hvdctl nodes` tells the two apart; and in other/ an engine and a gate that speak other wires.
 build_older() {
-    local tree=$1 build=$2 wire=$1/daemon/engine/net/handshake.h
+    local tree=$1 build=$2 wires=("$1/daemon/engine/net/handshake.h" "$1/proto/gate.h")
     sed -i 's/^project(hvdd VERSION [0-9.]*/project(hvdd VERSION 0.0.1/' "$tree/CMakeLists.txt" &&
         cmake -S "$tree" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DHVD_TESTS=OFF &&
-        sed -i 's/^#define ENGINE_NET_WIRE .*/#define ENGINE_NET_WIRE 1000u \/\/ was: &/' "$wire" &&
-        cmake --build "$build" -j "$(nproc)" --target hvdd-engine &&
-        cp "$build/libexec/hvdd/hvdd-engine" "$build/other-engine" &&
-        sed -i 's/^#define ENGINE_NET_WIRE .* was: //' "$wire" &&
+        sed -Ei 's/^(#define (ENGINE_NET_WIRE|HVI_MESH_VERSION) ).*/\11000u \/\/ was: &/' "${wires[@]}" &&
+        cmake --build "$build" -j "$(nproc)" --target hvdd-engine hvdd-gate &&
+        cp -r "$build/libexec/hvdd" "$build/other" &&
+        sed -Ei 's/^#define (ENGINE_NET_WIRE|HVI_MESH_VERSION) .* was: //' "${wires[@]}" &&
         cmake --build "$build" -j "$(nproc)"
 }
 

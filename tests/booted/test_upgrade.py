@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two booted machines whose hvdd is that of an older commit (scripts/booted.sh), upgraded one after the other while jobs run; and engines that have no
-wire in common."""
+"""Two booted machines whose hvdd is that of an older commit (scripts/booted.sh), upgraded one after the other while jobs run; and engines and
+gates that have no wire in common."""
+import contextlib
 import pathlib
 from collections.abc import Iterator
 
 import pytest
 
 from hvt.booted import BOB, OLDER, Machine, install
-from hvt.wait import wait_until
-from test_mesh_of_services import await_mesh, crash, make_mesh, two_machines
+from test_mesh_of_services import await_mesh, await_states, crash, make_mesh, two_machines
 from test_service import SHORT, STEADY, check_ended_well, check_goes_on, ctl, ends, row_of, start_job, stop_job
 
 pytestmark = pytest.mark.limit(180)
@@ -36,18 +36,50 @@ def check_engine(machine: Machine, job: str, *, is_older: bool) -> None:
     assert program.endswith(" (deleted)") == is_older, program
 
 
+def replace(path: pathlib.Path, program: bytes) -> None:
+    """Also one that runs."""
+    path.unlink()
+    path.write_bytes(program)
+    path.chmod(0o755)
+
+
+@contextlib.contextmanager
+def other(machine: Machine, name: str) -> Iterator[None]:
+    """With a program there that speaks version 1000 of its wire."""
+    path = machine.path(f"/usr/libexec/hvdd/{name}")
+    kept = path.read_bytes()
+    replace(path, (OLDER / "other" / name).read_bytes())
+    yield
+    replace(path, kept)
+
+
 def test_engines_without_a_common_wire_are_refused_and_named(pair):
     first, second = pair
-    program = second.path("/usr/libexec/hvdd/hvdd-engine")
-    kept = program.read_bytes()
-    program.write_bytes((OLDER / "other-engine").read_bytes())
-    for code, err in ends(start_job([first, second], "mixed", SHORT)):
-        assert code == 1 and "VERSION" in err and all(words in err for words in ("m1", "speaks 3 to 3", "m2", "speaks 1000 to 1000")), err
-    for each in pair:
-        check_ended_well(start_job([each] * 2, "alone", SHORT))
-    wait_until(lambda: not second.units("hvdd-engine@*"), "the units of engines to end", 10)
-    program.write_bytes(kept)
+    with other(second, "hvdd-engine"):
+        for code, err in ends(start_job([first, second], "mixed", SHORT)):
+            assert code == 1 and "VERSION" in err and all(words in err for words in ("m1", "speaks 3 to 3", "m2", "speaks 1000 to 1000")), err
+        for each in pair:
+            check_ended_well(start_job([each] * 2, "alone", SHORT))
     check_ended_well(start_job([first, second], "again", SHORT))
+
+
+def test_gates_without_a_common_wire_are_refused_and_named(pair):
+    """Both are seeds, so each has jobs of its own."""
+    first, second = pair
+    ranks = start_job([first, second], "steady", STEADY)
+    before = row_of(first, "steady")
+    with other(second, "hvdd-gate"):
+        crash(second)
+        await_states(first, m1="listens", m2="refused")
+        await_states(second, m1="refused", m2="listens")
+        for each in pair:
+            said = each.journal("-t", "hvdd-gate")
+            assert any("1000 to 1000" in line and "1 to 1" in line for line in said.splitlines()), said
+            check_ended_well(start_job([each] * 2, "alone", SHORT, BOB))
+        check_goes_on(first, before)
+    crash(second)
+    await_mesh(first, second)
+    stop_job(first, "steady", ranks)
 
 
 def test_machines_are_upgraded_one_after_the_other_while_a_job_of_both_runs(pair, lower):
