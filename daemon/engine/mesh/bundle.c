@@ -14,7 +14,7 @@
  * Nothing waits for long that somebody waits for: an op starts when its last report is there, and with that report the
  * others go, and whatever stands before them. A report that may not be kept takes its input's queue along. Where a node
  * does not come (its report of the op failed, or was taken back, or it has joined), what waits goes with the root's
- * verdict, or after one to two ticks.
+ * verdict, or after one to two ticks. The verdict also ends a bundle of which nothing waits.
  *
  * What is kept is what the bundle says, and no more: the first that says something else goes as it came. Then, and when
  * a part of the bundle has gone by itself, the rest does, too, once all have come. */
@@ -31,7 +31,6 @@ struct engine_mesh_bundle {
     struct engine_mesh_bundle *next[ENGINE_MESH_INPUTS]; /* in the queues */
     uint64_t hash, tick;
     uint32_t came, held; /* inputs: that have reported it; whose report is kept */
-    bool split;          /* not all of it goes as one */
     struct hvi_mesh_report report;
     struct hvi_mesh_said said;
     int64_t dims[HVI_DIMS_MAX];
@@ -198,7 +197,6 @@ static void go_alone(struct engine_mesh_bundles *bundles, uint32_t input,
     struct engine_mesh_bundle *bundle = pop(bundles, input);
     const uint32_t node = node_of(bundles, input);
 
-    bundle->split = true;
     way->go(way->user, node, input > 0 && !is_leaf(bundles, node), &bundle->report);
 }
 
@@ -226,7 +224,7 @@ static void finish(struct engine_mesh_bundles *bundles, struct engine_mesh_bundl
         if (bundle->held >> i & 1)
             come_to(bundles, i, bundle, way);
     }
-    bool as_one = !bundle->split && bundle->held == bundles->all;
+    const bool as_one = bundle->held == bundles->all;
     for (uint32_t i = 0; i < ENGINE_MESH_INPUTS; i++) {
         if (bundle->held >> i & 1 && as_one)
             pop(bundles, i);
@@ -287,8 +285,6 @@ static bool keep(struct engine_mesh_bundles *bundles, uint32_t input, bool whole
     bundle->came |= 1u << input;
     if (keeps)
         push(bundles, input, bundle);
-    else
-        bundle->split = true;
     if (bundle->came == bundles->all)
         finish(bundles, bundle, way);
     return keeps;
@@ -317,12 +313,17 @@ bool engine_mesh_bundles_take(struct engine_mesh_bundles *bundles, uint32_t from
     return false;
 }
 
+/* No more of the op is due here. One that a node has taken back may never be reported again. */
+static bool ends(uint32_t what)
+{
+    return what == HVI_MESH_STARTS || what == HVI_MESH_FAILED || what == HVI_MESH_RETRACT;
+}
+
 void engine_mesh_bundles_hear(struct engine_mesh_bundles *bundles,
                               const struct hvi_mesh_verdict *verdict,
                               const struct engine_mesh_bundle_way *way)
 {
-    if (bundles->all == 0 || verdict->set != 0 ||
-        (verdict->what != HVI_MESH_STARTS && verdict->what != HVI_MESH_FAILED))
+    if (bundles->all == 0 || verdict->set != 0 || !ends(verdict->what))
         return;
     if (verdict->kind == HVI_KIND_JOIN)
         bundles->joins = false;

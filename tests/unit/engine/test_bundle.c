@@ -204,6 +204,29 @@ START_TEST(what_is_left_goes_with_the_verdict)
 }
 END_TEST
 
+/* Of an op that a node has taken back nothing may ever be heard again. */
+START_TEST(a_bundle_ends_with_the_verdict_also_when_nothing_of_it_waits)
+{
+    static const enum hvi_mesh_what whats[] = {HVI_MESH_STARTS, HVI_MESH_FAILED, HVI_MESH_RETRACT};
+    struct hvi_mesh_verdict verdict = {.what = whats[_i],
+                                       .kind = HVI_KIND_ALLREDUCE,
+                                       .tensor = {.name = (unsigned char *)"a", .name_bytes = 1}};
+    struct hvi_mesh_report report;
+
+    begin();
+    add(17, "a");
+    report = report_of("a");
+    report.what = HVI_MESH_RETRACT;
+    ck_assert(!engine_mesh_bundles_take(&bundles, 17, false, &report, &way));
+    expect(0, "a", 17, false);
+    ck_assert_uint_eq(bundles.held, 0);
+    ck_assert_uint_eq(bundles.count, 1);
+    engine_mesh_bundles_hear(&bundles, &verdict, &way);
+    ck_assert_uint_eq(bundles.count, 0);
+    end(1);
+}
+END_TEST
+
 START_TEST(what_waits_goes_after_two_ticks)
 {
     begin();
@@ -405,6 +428,7 @@ int main(void)
     tcase_add_test(tcase, nodes_that_have_not_seen_the_same_do_not_say_the_same);
     tcase_add_test(tcase, the_next_op_of_a_name_is_another_one);
     tcase_add_test(tcase, what_is_left_goes_with_the_verdict);
+    tcase_add_loop_test(tcase, a_bundle_ends_with_the_verdict_also_when_nothing_of_it_waits, 0, 3);
     tcase_add_test(tcase, what_waits_goes_after_two_ticks);
     tcase_add_test(tcase, while_ranks_have_joined_nothing_is_kept);
     tcase_add_test(tcase, a_node_that_has_none_below_it_keeps_nothing);
