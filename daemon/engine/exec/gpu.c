@@ -292,9 +292,11 @@ static bool check_comm(struct gpu *gpu, struct gpu_job *job)
     const struct engine_span *span = job->batch->works[0]->span;
 
     job->tentative = span && span->tentative;
-    HVI_ASSERT(!job->tentative || job->route.ranks > 1); /* order/root_replay.c */
+    if (job->tentative && job->route.ranks == 1) /* of a worker that has one node's memory alone */
+        engine_gpu_fail(job->batch, HVI_ERR_UNSUPPORTED,
+                        "the memory of several nodes is said to be on one GPU");
     if (job->route.ranks == 1)
-        return true;
+        return job->batch->status == HVI_OK;
     job->comm = gpu->config.comm_wanted ? comm_for(gpu, &job->route, job->batch->works[0]) : NULL;
     if (job->comm)
         job->route.instances = job->comm->instances;

@@ -17,13 +17,17 @@
  * is not used again. */
 #include "daemon/engine/exec/gpu_row.h"
 
+#include "base/log.h"
 #include "base/status.h"
 #include "base/utf8.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <utlist.h>
+
+#define FAILURES_MAX 16384u /* of a communicator, that were heard of and not met here yet */
 
 /* ---- communicators ---- */
 
@@ -93,19 +97,22 @@ bool engine_gpu_has_nodes(const struct gpu_job *job)
     return job->comm && job->comm->nodes;
 }
 
-static uint64_t *mark_of(struct gpu_marks *marks, bool over)
+static uint64_t *mark_of(struct gpu_marks *marks, enum engine_gpu_word word)
 {
-    return over ? &marks->over : &marks->begun;
+    if (word == ENGINE_GPU_STARTED)
+        return &marks->started;
+    return word == ENGINE_GPU_OVER ? &marks->over : &marks->begun;
 }
 
 /* The nodes that have not said so of this work: how many, and the last of them. */
-static uint32_t count_missing(const struct gpu_job *job, bool over, const struct gpu_peer **last_p)
+static uint32_t count_missing(const struct gpu_job *job, enum engine_gpu_word word,
+                              const struct gpu_peer **last_p)
 {
     uint32_t count = 0;
 
     for (uint32_t i = 0; i < job->comm->peer_count; i++) {
         struct gpu_peer *peer = &job->comm->peers[i];
-        if (*mark_of(&peer->said, over) >= engine_gpu_sequence(job))
+        if (*mark_of(&peer->said, word) >= engine_gpu_sequence(job))
             continue;
         *last_p = peer;
         count++;
@@ -117,7 +124,7 @@ bool engine_gpu_is_past(const struct gpu_job *job, bool over)
 {
     const struct gpu_peer *last;
 
-    return count_missing(job, over, &last) == 0;
+    return count_missing(job, over ? ENGINE_GPU_OVER : ENGINE_GPU_BEGUN, &last) == 0;
 }
 
 static void tell(struct gpu *gpu, const struct gpu_comm *comm, uint32_t node,
@@ -129,20 +136,30 @@ static void tell(struct gpu *gpu, const struct gpu_comm *comm, uint32_t node,
         gpu->config.tell_node(gpu->config.user, &described, node, news);
 }
 
+/* Up to this work, if the node has not been told so. */
+static void tell_up_to(struct gpu *gpu, const struct gpu_comm *comm, struct gpu_peer *peer,
+                       enum engine_gpu_word word, uint64_t sequence)
+{
+    const struct engine_gpu_news news = {
+        .word = word, .sequence = sequence, .status = HVI_OK, .text = ""};
+    uint64_t *told = mark_of(&peer->told, word);
+
+    if (sequence <= *told)
+        return;
+    *told = sequence;
+    tell(gpu, comm, peer->node, &news);
+}
+
 /* To a node when it is so here and on all others that this one speaks for. */
 void engine_gpu_say_begun(struct gpu *gpu, const struct gpu_job *job)
 {
-    const struct engine_gpu_news news = {
-        .word = ENGINE_GPU_BEGUN, .sequence = engine_gpu_sequence(job), .text = ""};
     const struct gpu_peer *last = NULL;
-    const uint32_t missing = count_missing(job, false, &last);
+    const uint32_t missing = count_missing(job, ENGINE_GPU_BEGUN, &last);
 
     for (uint32_t i = 0; i < job->comm->peer_count; i++) {
         struct gpu_peer *peer = &job->comm->peers[i];
-        if (peer->told.begun >= news.sequence || missing > 1 || (missing == 1 && peer != last))
-            continue;
-        peer->told.begun = news.sequence;
-        tell(gpu, job->comm, peer->node, &news);
+        if (missing == 0 || (missing == 1 && peer == last))
+            tell_up_to(gpu, job->comm, peer, ENGINE_GPU_BEGUN, engine_gpu_sequence(job));
     }
 }
 
@@ -175,15 +192,9 @@ static uint64_t over_without(const struct gpu_comm *comm, const struct gpu_peer 
 
 static void spread_over(struct gpu *gpu, struct gpu_comm *comm)
 {
-    struct engine_gpu_news news = {.word = ENGINE_GPU_OVER, .status = HVI_OK, .text = ""};
-
     for (uint32_t i = 0; i < comm->peer_count; i++) {
         struct gpu_peer *peer = &comm->peers[i];
-        news.sequence = over_without(comm, peer);
-        if (news.sequence <= peer->told.over)
-            continue;
-        peer->told.over = news.sequence;
-        tell(gpu, comm, peer->node, &news);
+        tell_up_to(gpu, comm, peer, ENGINE_GPU_OVER, over_without(comm, peer));
     }
 }
 
@@ -220,24 +231,18 @@ static void agree(struct gpu *gpu, struct gpu_comm *comm, uint64_t sequence)
 /* True: there are works that all nodes have started now. */
 static bool spread_started(struct gpu *gpu, struct gpu_comm *comm)
 {
-    struct engine_gpu_news news = {
-        .word = ENGINE_GPU_STARTED, .sequence = comm->started, .text = ""};
     const bool agrees = is_first(comm);
+    uint64_t sequence = comm->started;
 
     for (uint32_t i = 0; agrees && i < comm->peer_count; i++) {
-        if (comm->peers[i].said.started < news.sequence)
-            news.sequence = comm->peers[i].said.started;
+        if (comm->peers[i].said.started < sequence)
+            sequence = comm->peers[i].said.started;
     }
-    for (uint32_t i = 0; i < comm->peer_count; i++) {
-        struct gpu_peer *peer = &comm->peers[i];
-        if (news.sequence <= peer->told.started)
-            continue;
-        peer->told.started = news.sequence;
-        tell(gpu, comm, peer->node, &news);
-    }
-    if (!agrees || news.sequence <= comm->agreed)
+    for (uint32_t i = 0; i < comm->peer_count; i++)
+        tell_up_to(gpu, comm, &comm->peers[i], ENGINE_GPU_STARTED, sequence);
+    if (!agrees || sequence <= comm->agreed)
         return false;
-    agree(gpu, comm, news.sequence);
+    agree(gpu, comm, sequence);
     return true;
 }
 
@@ -292,6 +297,7 @@ static void take_failures(struct gpu_job *job)
         }
         engine_gpu_fail(job->batch, failure->status, failure->text);
         *link = failure->next;
+        job->comm->failure_count--;
         free(failure);
     }
 }
@@ -333,6 +339,19 @@ static bool is_awaited(const struct gpu *gpu, const struct gpu_comm *comm, uint6
     return sequence > comm->last;
 }
 
+/* What it says cannot be: its idea of the works is not ours. This node leaves the communicator, and all others with it. */
+static void disbelieve(struct gpu *gpu, const struct gpu_comm *comm, uint32_t node,
+                       const struct engine_gpu_news *news, const char *what)
+{
+    char text[ENGINE_TEXT_BYTES];
+
+    snprintf(text, sizeof text, "node %u says of work %" PRIu64 " on GPUs what cannot be: %s", node,
+             news->sequence, what);
+    HVI_LOG(HVI_LOG_ERROR, "gpu", "bad-node", text, "comm=%u", comm->number);
+    if (gpu->config.comm_over)
+        gpu->config.comm_over(gpu->config.user, comm->number, HVI_ERR_NODE_LOST, text);
+}
+
 /* A node that gives a work up knows why its job is broken, and others will hear of it, too. */
 static void note_failure(struct gpu_comm *comm, const struct engine_gpu_news *news)
 {
@@ -348,6 +367,7 @@ static void note_failure(struct gpu_comm *comm, const struct engine_gpu_news *ne
              news->text[0] ? news->text : "another node has given the op up");
     failure->next = comm->failures;
     comm->failures = failure;
+    comm->failure_count++;
 }
 
 /* A work has failed there. */
@@ -358,22 +378,26 @@ static void hear_failure(struct gpu *gpu, struct gpu_comm *comm, uint32_t node,
         if (comm->peers[i].node != node)
             tell(gpu, comm, comm->peers[i].node, news);
     }
-    if (is_awaited(gpu, comm, news->sequence))
+    if (!is_awaited(gpu, comm, news->sequence))
+        return;
+    if (comm->failure_count < FAILURES_MAX)
         note_failure(comm, news);
+    else
+        disbelieve(gpu, comm, node, news, "too many works have failed there");
 }
 
-/* What is over has begun, and a node that is soon done says nothing of its begin. */
-static void raise_marks(struct gpu_marks *said, const struct engine_gpu_news *news)
+/* The first node says so of works that every node has started, this one included. */
+static bool is_ahead(const struct gpu_comm *comm, const struct engine_gpu_news *news)
 {
-    if (news->word == ENGINE_GPU_STARTED) {
-        if (said->started < news->sequence)
-            said->started = news->sequence;
-        return;
-    }
-    if (said->begun < news->sequence)
-        said->begun = news->sequence;
-    if (news->word == ENGINE_GPU_OVER && said->over < news->sequence)
-        said->over = news->sequence;
+    return news->word == ENGINE_GPU_STARTED && !is_first(comm) && news->sequence > comm->started;
+}
+
+static void raise_mark(struct gpu_marks *said, enum engine_gpu_word word, uint64_t sequence)
+{
+    uint64_t *mark = mark_of(said, word);
+
+    if (*mark < sequence)
+        *mark = sequence;
 }
 
 static void hear(struct gpu *gpu, struct gpu_comm *comm, uint32_t node,
@@ -384,10 +408,16 @@ static void hear(struct gpu *gpu, struct gpu_comm *comm, uint32_t node,
 
     if (!peer) /* it speaks to the first node */
         return;
-    if (news->status == HVI_OK)
-        raise_marks(&peer->said, news);
-    else
+    if (is_ahead(comm, news)) {
+        disbelieve(gpu, comm, node, news, "this node has not started it");
+        return;
+    }
+    if (news->status != HVI_OK)
         hear_failure(gpu, comm, node, news);
+    else
+        raise_mark(&peer->said, news->word, news->sequence);
+    if (news->status == HVI_OK && news->word == ENGINE_GPU_OVER) /* what is over has begun */
+        raise_mark(&peer->said, ENGINE_GPU_BEGUN, news->sequence);
     comm->has_news = true;
     if (news->word == ENGINE_GPU_STARTED && !is_first(comm) && news->sequence > comm->agreed)
         agree(gpu, comm, news->sequence);

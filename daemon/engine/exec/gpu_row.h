@@ -61,6 +61,7 @@ struct gpu_comm {
     uint64_t over;    /* the newest that is over here */
     bool has_news;    /* for other nodes: engine_gpu_spread_news */
     struct gpu_failure *failures;
+    uint32_t failure_count;
     bool abandoned; /* a work of it will not start here: the nodes are to leave it */
 };
 

@@ -351,6 +351,9 @@ static int take_instances(const struct hearing *hearing, struct engine_op *op)
     if (mine != (verdict->instance_count > 0 ? verdict->instances[sends ? 0 : 1] : 0))
         return disbelieve(hearing, "it is wrong about the GPU of rank %d",
                           sends ? op->from : op->to);
+    if (mine != 0 && verdict->instances[sends ? 1 : 0] == mine) /* a worker is of one node */
+        return disbelieve(hearing, "it is wrong about the GPU of rank %d",
+                          sends ? op->to : op->from);
     if (verdict->instance_count == 0)
         return HVI_OK;
     op->instances = malloc(2 * sizeof *op->instances);

@@ -165,10 +165,26 @@ static int spread(const struct engine_root_hearing *hearing, struct engine_share
                                  : engine_root_disbelieve(hearing, "something that no rank said");
 }
 
+/* A worker is a process of one node. */
+static bool is_elsewhere(const struct engine_meeting *meeting, uint32_t index, uint64_t instance)
+{
+    const struct engine_places *span = meeting->op.set->span;
+
+    for (uint32_t node = 0; node < span->nodes; node++) {
+        const uint64_t *theirs = node == index ? NULL : meeting->shares[node].instances;
+        for (uint32_t i = 0; theirs && i < span->places[node]; i++) {
+            if (theirs[i] == instance)
+                return true;
+        }
+    }
+    return false;
+}
+
 /* Of members with memory of GPUs; no places: of all there. */
-static int take_instances(const struct engine_root_hearing *hearing, struct engine_share *share,
+static int take_instances(const struct engine_root_hearing *hearing, struct engine_meeting *meeting,
                           const struct hvi_mesh_said *said)
 {
+    struct engine_share *share = &meeting->shares[hearing->index];
     const uint32_t places = hearing->set->span->places[hearing->index];
     const size_t speakers = said->place_count > 0 ? said->place_count : places;
     const size_t due = said->memory == HVI_MEMORY_DEVICE && moves(said->kind) ? speakers : 0;
@@ -183,6 +199,8 @@ static int take_instances(const struct engine_root_hearing *hearing, struct engi
     for (size_t i = 0; i < due; i++) {
         if (said->instances[i] == 0)
             return engine_root_disbelieve(hearing, "memory of a GPU that no worker has");
+        if (is_elsewhere(meeting, hearing->index, said->instances[i]))
+            return engine_root_disbelieve(hearing, "memory of a GPU that another node has");
         share->instances[said->place_count > 0 ? (size_t)said->places[i] : i] = said->instances[i];
     }
     return HVI_OK;
@@ -200,7 +218,7 @@ int engine_root_said_take(const struct engine_root_hearing *hearing, struct engi
                                       places);
     if (report->said_count == 1 && report->said[0].place_count == 0) {
         share->one = engine_root_said_listen(hearing, meeting, &report->said[0], &status);
-        return status == HVI_OK ? take_instances(hearing, share, &report->said[0]) : status;
+        return status == HVI_OK ? take_instances(hearing, meeting, &report->said[0]) : status;
     }
     share->each = calloc(places, sizeof *share->each);
     if (!share->each)
@@ -211,7 +229,7 @@ int engine_root_said_take(const struct engine_root_hearing *hearing, struct engi
         if (part)
             status = spread(hearing, share, &report->said[i], part);
         if (status == HVI_OK)
-            status = take_instances(hearing, share, &report->said[i]);
+            status = take_instances(hearing, meeting, &report->said[i]);
     }
     return status;
 }

@@ -67,6 +67,19 @@ static int take_joined(struct hearing *hearing)
     return HVI_OK;
 }
 
+/* A worker is a process of one node: no member elsewhere has its memory on one of this node's. */
+static int check_others(struct hearing *hearing, uint64_t mine)
+{
+    const struct hvi_mesh_verdict *verdict = hearing->verdict;
+    const struct engine_places *span = hearing->op->set->span;
+
+    for (uint32_t i = 0; mine != 0 && i < verdict->instance_count; i++) {
+        if (verdict->instances[i] == mine && span->home[i] != span->here)
+            return disbelieve(hearing, "it is wrong about the GPU of set rank %u", i);
+    }
+    return HVI_OK;
+}
+
 /* By set rank. Those of this node's are what it has said. */
 static int take_instances(struct hearing *hearing)
 {
@@ -83,6 +96,9 @@ static int take_instances(struct hearing *hearing)
         uint64_t said = verdict->instance_count > 0 ? verdict->instances[set->numbers[i]] : 0;
         if (mine != said)
             return disbelieve(hearing, "it is wrong about the GPU of rank %d", set->ranks[i]);
+        int status = check_others(hearing, mine);
+        if (status != HVI_OK)
+            return status;
     }
     if (verdict->instance_count == 0)
         return HVI_OK;

@@ -369,6 +369,24 @@ START_TEST(a_node_is_not_believed_that)
 }
 END_TEST
 
+/* Node 0 has said it first. */
+START_TEST(a_node_has_no_memory_on_another_nodes_gpu)
+{
+    static uint64_t first[] = {7, 8}, second[] = {9, 8};
+
+    hvt_job_begin(&job, 2, 4, 2, false);
+    fill();
+    said[0].memory = HVI_MEMORY_DEVICE;
+    said[0].instances = first;
+    said[0].instance_count = 2;
+    ck_assert_int_eq(tell(0), HVI_OK);
+    said[0].instances = second;
+    ck_assert_int_eq(tell(1), HVI_ERR_PROTOCOL);
+    ck_assert_str_eq(text, "node 1: report: memory of a GPU that another node has");
+    stop();
+}
+END_TEST
+
 START_TEST(a_node_speaks_of_sets_in_which_it_has_members)
 {
     const struct hvt_bring add = {.name = "s",
@@ -894,6 +912,36 @@ static int hear(void)
     return engine_verdict_hear(&job.node[1].order, &verdict, text, sizeof text);
 }
 
+/* Else a work of several nodes would be one of a single worker. 0: an allreduce; 1: a send. */
+START_TEST(the_root_puts_no_other_ranks_memory_on_a_gpu_of_this_node)
+{
+    static const char *const due[] = {"verdict 1: it is wrong about the GPU of set rank 0",
+                                      "verdict 1: it is wrong about the GPU of rank 0"};
+    static uint64_t all_here[] = {7, 7, 7, 7};
+    struct hvt_bring what = {.name = "w",
+                             .kind = _i == 0 ? HVI_KIND_ALLREDUCE : HVI_KIND_SEND,
+                             .dtype = HVI_DTYPE_FLOAT32,
+                             .reduce_op = HVI_REDUCE_SUM,
+                             .ndim = 1,
+                             .dims = {4},
+                             .prescale = 1,
+                             .memory = HVI_MEMORY_DEVICE,
+                             .instance = 7};
+
+    hvt_job_begin(&job, 2, 4, 2, false);
+    for (int32_t rank = 1; rank < 4; rank += 2)
+        hvt_job_bring(&job, rank, 0, &what);
+    fill_verdict();
+    if (_i == 1)
+        of_a_send();
+    verdict.instances = all_here;
+    verdict.instance_count = _i == 0 ? 4 : 2;
+    ck_assert_int_eq(hear(), HVI_ERR_PROTOCOL);
+    ck_assert_str_eq(text, due[_i]);
+    stop();
+}
+END_TEST
+
 START_TEST(sends_of_other_nodes_wait_as_many_as_ranks_can_have_in_flight)
 {
     const uint64_t most = 4 * HVI_CQ_SLOTS;
@@ -1190,6 +1238,7 @@ int main(void)
 
     tcase_set_timeout(tcase, 30);
     tcase_add_loop_test(tcase, a_node_is_not_believed_that, 0, LIES);
+    tcase_add_test(tcase, a_node_has_no_memory_on_another_nodes_gpu);
     tcase_add_test(tcase, a_node_speaks_of_sets_in_which_it_has_members);
     tcase_add_test(tcase, a_node_says_each_thing_once);
     tcase_add_test(tcase, a_node_opens_and_closes_what_is_its_own);
@@ -1199,6 +1248,7 @@ int main(void)
     tcase_add_test(tcase, so_many_ops_wait_for_nodes_and_no_more);
     tcase_add_test(tcase, a_node_halts_when_it_is_asked_and_not_before_what_has_started);
     tcase_add_loop_test(tcase, the_root_is_not_believed_a_verdict, 0, FALSE_VERDICTS);
+    tcase_add_loop_test(tcase, the_root_puts_no_other_ranks_memory_on_a_gpu_of_this_node, 0, 2);
     tcase_add_test(tcase, sends_of_other_nodes_wait_as_many_as_ranks_can_have_in_flight);
     tcase_add_test(tcase, sets_do_not_change_without_a_rank_that_has_joined);
     tcase_add_test(tcase, a_step_has_each_tensor_once);

@@ -6,6 +6,7 @@
 #include "daemon/engine/exec/gpu.h"
 #include "tests/unit/hvt_main.h"
 
+#include <stdio.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -17,6 +18,8 @@ static struct {
     struct hvi_device_channel channel, engine; /* the worker's end; the row's */
     int event_fd;
     uint32_t posted, started, wanted, left, stuck;
+    int left_status;
+    char left_text[ENGINE_TEXT_BYTES];
     struct engine_gpu_comm comm;
     uint64_t instances[ENGINE_GPU_RANKS];
     uint32_t nodes[ENGINE_GPU_RANKS];
@@ -68,8 +71,10 @@ static void tell_node(void *user, const struct engine_gpu_comm *comm, uint32_t n
 
 static void comm_over(void *user, uint32_t comm, int status, const char *text)
 {
-    (void)user, (void)comm, (void)status, (void)text;
+    (void)user, (void)comm;
     rig.left++;
+    rig.left_status = status;
+    snprintf(rig.left_text, sizeof rig.left_text, "%s", text);
 }
 
 static void worker_stuck(void *user, uint32_t worker, const char *text)
@@ -690,6 +695,66 @@ START_TEST(a_pack_fails_as_a_whole)
 }
 END_TEST
 
+/* ---- what cannot be ---- */
+
+/* order/ refuses such a verdict; here it is no more than a work that fails. */
+START_TEST(a_replayed_work_of_several_nodes_on_one_gpu_is_refused)
+{
+    static const uint64_t mine[MEMBERS] = {100, 100, 100, 100};
+
+    begin_ops();
+    ops[0].span.instances = mine;
+    engine_backend_gpu.start(rig.row, &ops[0].batch);
+    ck_assert_uint_eq(rig.posted, 1);
+    ck_assert_uint_eq(rig.wanted, 0);
+    ck_assert_int_eq(ops[0].batch.status, HVI_ERR_UNSUPPORTED);
+    ck_assert_str_eq(ops[0].batch.text, "the memory of several nodes is said to be on one GPU");
+}
+END_TEST
+
+START_TEST(the_first_node_is_not_believed_that_this_one_has_started_more_than_it_has)
+{
+    be_one_of_three(false);
+    begin_ops();
+    start_ops(2);
+    hear_started(5, 11);
+    ck_assert_uint_eq(rig.started, 0);
+    ck_assert_uint_eq(rig.left, 1);
+    ck_assert_int_eq(rig.left_status, HVI_ERR_NODE_LOST);
+    ck_assert_str_eq(rig.left_text, "node 5 says of work 11 on GPUs what cannot be: this node has "
+                                    "not started it");
+}
+END_TEST
+
+/* A node that is ahead may have started more than this one has. */
+START_TEST(another_node_may_have_started_more_than_the_first)
+{
+    be_one_of_three(true);
+    begin_ops();
+    start_ops(1);
+    hear_started(7, 20);
+    hear_started(8, 20);
+    ck_assert_uint_eq(rig.left, 0);
+    ck_assert_uint_eq(rig.started, 1);
+}
+END_TEST
+
+START_TEST(so_many_works_have_failed_elsewhere_and_no_more)
+{
+    start_joined();
+    for (uint64_t i = 0; i < 16384; i++)
+        hear(10 + i, HVI_ERR_LIMIT, "too many ranks");
+    ck_assert_uint_eq(rig.left, 0);
+    hear(20000, HVI_ERR_LIMIT, "too many ranks");
+    ck_assert_uint_eq(rig.left, 1);
+    ck_assert_str_eq(rig.left_text, "node 7 says of work 20000 on GPUs what cannot be: too many "
+                                    "works have failed there");
+    answer(HVI_OK);
+    hear(9, HVI_OK, "");
+    ck_assert_int_eq(op.batch.status, HVI_OK);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("engine/device/nodes");
@@ -729,6 +794,11 @@ int main(void)
     tcase_add_test(tcase,
                    a_communicator_that_cannot_be_fails_a_tentative_work_when_all_have_started_it);
     tcase_add_loop_test(tcase, a_pack_fails_as_a_whole, 0, 3);
+    tcase_add_test(tcase, a_replayed_work_of_several_nodes_on_one_gpu_is_refused);
+    tcase_add_test(tcase,
+                   the_first_node_is_not_believed_that_this_one_has_started_more_than_it_has);
+    tcase_add_test(tcase, another_node_may_have_started_more_than_the_first);
+    tcase_add_test(tcase, so_many_works_have_failed_elsewhere_and_no_more);
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);
 }
