@@ -372,6 +372,15 @@ static void look_at_all(struct engine_device *device, struct engine_device_comm 
     send_joins(device, comm);
 }
 
+static bool has_node(const struct engine_device_comm *comm, uint32_t node)
+{
+    uint32_t rank = 0;
+
+    while (rank < comm->ranks && comm->nodes[rank] != node)
+        rank++;
+    return rank < comm->ranks;
+}
+
 /* All workers of a node can join. */
 static void note_node(struct engine_device_comm *comm, uint32_t node)
 {
@@ -397,6 +406,27 @@ static void workers_can(struct engine_device *device, struct engine_device_comm 
     device->calls->tell(device->user, comm->nodes[0], &gpu);
 }
 
+/* It can join; the first worker of all has made an id, which the others get. */
+static void take_id(struct engine_device *device, struct engine_device_comm *comm,
+                    const struct engine_device_worker *worker,
+                    const unsigned char id[HVI_NCCL_ID_BYTES])
+{
+    static const unsigned char none[HVI_NCCL_ID_BYTES];
+    const bool makes = worker == worker_at(device, comm, 0) && comm->own[0].rank == 0;
+    char text[HVI_WIRE_GPU_UUID + 100];
+
+    if (makes && memcmp(id, none, sizeof none) == 0) {
+        snprintf(text, sizeof text, "%s has made no id for a communicator of %u GPUs",
+                 worker->uuid_text, comm->ranks);
+        finish(device, comm, HVI_ERR_UNSUPPORTED, text);
+        return;
+    }
+    if (makes)
+        memcpy(comm->id, id, sizeof comm->id);
+    if (--comm->waiting == 0)
+        workers_can(device, comm);
+}
+
 void engine_device_comm_answered(struct engine_device_worker *worker, enum engine_device_wait wait,
                                  uint32_t number, const struct engine_device_answer *answer)
 {
@@ -411,10 +441,7 @@ void engine_device_comm_answered(struct engine_device_worker *worker, enum engin
                  worker->uuid_text, comm->ranks, answer->text);
         finish(device, comm, answer->status, text);
     } else if (wait == ENGINE_DEVICE_COMM_ID && !comm->joining) {
-        if (worker == worker_at(device, comm, 0) && comm->own[0].rank == 0)
-            memcpy(comm->id, answer->id, sizeof comm->id);
-        if (--comm->waiting == 0)
-            workers_can(device, comm);
+        take_id(device, comm, worker, answer->id);
     } else if (wait == ENGINE_DEVICE_COMM_JOIN && --comm->waiting == 0) {
         finish(device, comm, HVI_OK, "");
     }
@@ -464,12 +491,24 @@ static int status_of(const struct hvi_mesh_gpu *gpu)
     return is_own ? gpu->status : HVI_ERR_NODE_LOST;
 }
 
+/* Only a node that has workers of a communicator ends it for others. */
+static bool is_of_others(const struct engine_device_comm *comm, uint32_t from)
+{
+    if (has_node(comm, from))
+        return false;
+    HVI_LOG(HVI_LOG_ERROR, "device", "bad-node", "a node speaks of a communicator of others",
+            "node=%u comm=%u", from, comm->number);
+    return true;
+}
+
 /* Of one that has its turn. What does not belong to its state was overtaken by a failure, or is a lie that harms its job alone. */
 static void hear(struct engine_device *device, struct engine_device_comm *comm, uint32_t from,
                  const struct hvi_mesh_gpu *gpu)
 {
     const bool is_first = is_first_node(comm);
 
+    if (is_of_others(comm, from))
+        return;
     if (gpu->what == HVI_MESH_GPU_FAILED) {
         finish_heard(device, comm, from, status_of(gpu), gpu->text);
     } else if (gpu->what == HVI_MESH_GPU_READY && is_first && !comm->joining) {
@@ -557,7 +596,7 @@ void engine_device_heard(struct engine_device *device, uint32_t from,
         return;
     if (comm && comm->started)
         hear(device, comm, from, gpu);
-    else if (ready && gpu->what == HVI_MESH_GPU_FAILED)
+    else if (ready && gpu->what == HVI_MESH_GPU_FAILED && !is_of_others(ready, from))
         fail_ready(device, ready, from, status_of(gpu), gpu->text);
     else if (!ready)
         keep(device, from, gpu);

@@ -322,19 +322,18 @@ static void give_answer(struct engine_device_worker *worker,
     }
 }
 
-/* An answer that comes after its deadline is no lie. */
-static void answered(struct engine_device_worker *worker, uint64_t request,
+/* An answer that comes after its deadline is no lie. A GpuCommId answers that question and no other. */
+static void answered(struct engine_device_worker *worker, enum hvi_gpu_kind kind, uint64_t request,
                      const struct engine_device_answer *answer)
 {
     struct engine_device_pending *pending = take_pending(worker, request);
 
-    if (!pending && (request == 0 || request > worker->device->requests)) {
+    if (!pending && (request == 0 || request > worker->device->requests))
         lied(worker, "an answer that was not asked for");
-        return;
-    }
-    if (!pending)
-        return;
-    give_answer(worker, pending, answer);
+    else if (pending && (pending->wait == ENGINE_DEVICE_COMM_ID) != (kind == HVI_GPU_COMM_ID))
+        lied(worker, "an answer to another question");
+    else if (pending)
+        give_answer(worker, pending, answer);
     free(pending);
 }
 
@@ -394,7 +393,7 @@ static void take_id(struct engine_device_worker *worker, const struct hvi_gpu_co
     const struct engine_device_answer answer = {there ? HVI_OK : why, said->text,
                                                 there ? said->id : NULL};
 
-    answered(worker, said->request, &answer);
+    answered(worker, HVI_GPU_COMM_ID, said->request, &answer);
 }
 
 static void serve(struct engine_device_worker *worker, const struct hvi_gpu_msg *msg)
@@ -405,9 +404,12 @@ static void serve(struct engine_device_worker *worker, const struct hvi_gpu_msg 
         greet(worker, &msg->hello);
     } else if (!linked || worker->device->packet.fd_count > 0) {
         lied(worker, "a message that was not due");
+    } else if (msg->kind == HVI_GPU_ACK && msg->ack.status != HVI_OK &&
+               !hvi_status_is_of_op(msg->ack.status)) {
+        lied(worker, "an answer with a status that no request has");
     } else if (msg->kind == HVI_GPU_ACK) {
         const struct engine_device_answer answer = {msg->ack.status, msg->ack.text, NULL};
-        answered(worker, msg->ack.request, &answer);
+        answered(worker, HVI_GPU_ACK, msg->ack.request, &answer);
     } else if (msg->kind == HVI_GPU_COMM_ID) {
         take_id(worker, &msg->comm_id);
     } else {

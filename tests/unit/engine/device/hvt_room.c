@@ -27,7 +27,9 @@ static int want(void *user, uint64_t request, const unsigned char uuid[HVI_UUID_
 static void end(void *user, uint64_t instance, const char *reason)
 {
     (void)user;
-    ck_abort_msg("worker %llu is to be ended: %s", (unsigned long long)instance, reason);
+    ck_assert_msg(hvt_room.may_end, "worker %llu is to be ended: %s", (unsigned long long)instance,
+                  reason);
+    snprintf(hvt_room.ended, sizeof hvt_room.ended, "%s", reason);
 }
 
 static void linked(void *user, uint32_t worker)

@@ -34,6 +34,8 @@ struct hvt_room {
         struct hvi_packet packet;
     } workers[HVT_ROOM_WORKERS];
     uint64_t wanted;
+    bool may_end;                 /* a worker may be ended: else that fails the test */
+    char ended[HVI_TEXT_MAX + 1]; /* why it is to be */
     uint32_t lost;                /* times */
     void (*at_joined)(void);      /* NULL, or called once by the next `joined` */
     uint32_t letter_count, heard; /* letters; those that the test has taken */

@@ -718,6 +718,61 @@ START_TEST(a_worker_whose_connection_has_ended_cannot_be_told_to_join)
 }
 END_TEST
 
+/* ---- lies ---- */
+
+/* 0: the question for an id is acknowledged; 1: a join is answered with an id; 2, 3: with what is no op's failure. */
+START_TEST(an_answer_that_cannot_be_ends_the_worker)
+{
+    static const char *const due[] = {"it broke the protocol: an answer to another question",
+                                      "it broke the protocol: an answer to another question",
+                                      ("it broke the protocol: an answer with a status that no "
+                                       "request has")};
+
+    begin(5);
+    hvt_room.may_end = true;
+    if (_i == 0) {
+        start(1, &all);
+        joins(0, asked(0, false), HVI_OK, "");
+    } else if (_i == 1) {
+        answer(0, first_joins(1), false, "");
+    } else {
+        joins(0, first_joins(1), _i == 2 ? HVI_INPROGRESS : HVI_ERR_JOB_STOPPED, "");
+    }
+    ck_assert_str_eq(hvt_room.ended, due[_i < 2 ? _i : 2]);
+    hvt_room_expect_nothing();
+    hvt_room_lose(0, "it was killed");
+    hvt_room_joined(1, HVI_ERR_WORKER_LOST);
+    hvt_room_letter(7, HVI_MESH_GPU_FAILED);
+    hvt_room_letter(9, HVI_MESH_GPU_FAILED);
+}
+END_TEST
+
+START_TEST(a_worker_that_says_it_has_an_id_and_sends_none_fails_the_communicator)
+{
+    const char *text = HVT_ROOM_UUID0 " has made no id for a communicator of 4 GPUs";
+
+    begin(5);
+    start(1, &all);
+    answer(0, asked(0, false), true, "");
+    ck_assert_str_eq(hvt_room_joined(1, HVI_ERR_UNSUPPORTED), text);
+    told_failure(7, &all, HVI_ERR_UNSUPPORTED, text);
+    told_failure(9, &all, HVI_ERR_UNSUPPORTED, text);
+    told_to_drop(0, 1);
+}
+END_TEST
+
+/* Node 8 has no worker of it. */
+START_TEST(a_node_ends_no_communicator_of_others)
+{
+    begin(_i < 4 ? 5 : 9);
+    if (_i % 4 == 0)
+        hear_failed(8, &all, HVI_ERR_LIMIT, "no room"); /* before it is wanted */
+    reach((uint32_t)_i % 4);
+    hear_failed(8, &all, HVI_ERR_LIMIT, "no room");
+    hvt_room_expect_nothing();
+}
+END_TEST
+
 /* ---- time ---- */
 
 START_TEST(the_first_node_names_the_node_that_has_not_answered_in_time)
@@ -963,6 +1018,9 @@ static void add_ends(TCase *tcase)
     tcase_add_loop_test(tcase, one_that_is_left_is_over_on_all_nodes, 0, 8);
     tcase_add_test(tcase, one_that_waits_can_be_left_and_the_others_go_on);
     tcase_add_test(tcase, a_broken_job_has_no_communicators_with_other_nodes_but_its_own);
+    tcase_add_loop_test(tcase, an_answer_that_cannot_be_ends_the_worker, 0, 4);
+    tcase_add_test(tcase, a_worker_that_says_it_has_an_id_and_sends_none_fails_the_communicator);
+    tcase_add_loop_test(tcase, a_node_ends_no_communicator_of_others, 0, 8);
     tcase_add_test(tcase, without_memory_none_is_wanted);
     tcase_add_test(tcase, an_event_loop_that_has_ended_takes_none);
     tcase_add_loop_test(tcase, without_memory_for_a_question_it_fails_on_all_nodes, 0, 2);
