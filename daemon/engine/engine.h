@@ -55,6 +55,7 @@ struct engine {
     struct engine_device device; /* workers of GPUs */
     struct hvi_setting *nccl;    /* NCCL_* of the rank with the settings */
     size_t nccl_count;
+    bool nccl_differs; /* another rank has set others: it has been logged */
     struct engine_slots slots;
     struct engine_sessions sessions;
     struct engine_watch watch;

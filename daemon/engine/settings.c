@@ -66,9 +66,43 @@ static void take_nccl(struct engine *engine, const struct hvi_setting *settings,
     }
 }
 
+/* A variable of NCCL's that `a` has, and `b` has not, or otherwise; NULL: there is none. */
+static const char *find_other(const struct hvi_setting *a, size_t a_count,
+                              const struct hvi_setting *b, size_t b_count)
+{
+    for (size_t i = 0; i < a_count; i++) {
+        size_t k = 0;
+        while (k < b_count && strcmp(a[i].name, b[k].name) != 0)
+            k++;
+        if (hvi_nccl_is_allowed(a[i].name) && (k == b_count || strcmp(a[i].value, b[k].value) != 0))
+            return a[i].name;
+    }
+    return NULL;
+}
+
+/* NCCL hears of one rank's. That another one has set something else is logged once. */
+static void compare_nccl(struct engine *engine, int32_t rank, const struct hvi_setting *settings,
+                         size_t count)
+{
+    const char *name = find_other(settings, count, engine->nccl, engine->nccl_count);
+
+    if (!name)
+        name = find_other(engine->nccl, engine->nccl_count, settings, count);
+    if (!name || engine->nccl_differs || !engine->start.gpu)
+        return;
+    engine->nccl_differs = true;
+    HVI_LOG(HVI_LOG_WARN, "settings", "nccl-differs",
+            "ranks of the job have set a variable of NCCL differently: the lowest rank's counts",
+            "job=%s rank=%d other_rank=%d name=%s", engine->start.job,
+            (int)(rank < engine->settings_rank ? rank : engine->settings_rank),
+            (int)(rank < engine->settings_rank ? engine->settings_rank : rank), name);
+}
+
 void engine_settings_take(struct engine *engine, int32_t rank, const struct hvi_setting *settings,
                           size_t count)
 {
+    if (engine->settings_rank != INT32_MAX)
+        compare_nccl(engine, rank, settings, count);
     if (rank >= engine->settings_rank)
         return;
     engine->settings_rank = rank;

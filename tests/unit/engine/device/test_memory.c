@@ -592,6 +592,26 @@ START_TEST(nccl_s_variables_of_the_lowest_rank_go_along_and_no_others)
 }
 END_TEST
 
+/* In what they have set, or in that they have. Other libraries' variables are not looked at. */
+START_TEST(ranks_whose_variables_of_nccl_differ_are_named)
+{
+    static const struct hvi_setting settings[] = {{"NCCL_DEBUG", "INFO"}, {"HVD_EXPRESS", "1"}},
+                                    others[] = {{"NCCL_DEBUG", "WARN"}};
+    struct engine *engine;
+
+    hvt_gpus_init(&gpus, 1);
+    engine = gpus.bench.engine;
+    engine->settings_rank = INT32_MAX;
+    engine->nccl_differs = false;
+    engine_settings_take(engine, 1, settings, 2);
+    engine_settings_take(engine, 2, settings, 1);
+    ck_assert(!engine->nccl_differs);
+    engine_settings_take(engine, _i == 2 ? 0 : 3, others, _i == 0 ? 0 : 1);
+    ck_assert(engine->nccl_differs);
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("engine_device_memory");
@@ -627,6 +647,7 @@ int main(void)
     tcase_add_loop_test(tcase, a_chunk_without_its_descriptor_is_a_lie, 0, 2);
     tcase_add_test(tcase, a_worker_that_registers_a_page_late_takes_memory_then);
     tcase_add_test(tcase, nccl_s_variables_of_the_lowest_rank_go_along_and_no_others);
+    tcase_add_loop_test(tcase, ranks_whose_variables_of_nccl_differ_are_named, 0, 3);
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);
 }
