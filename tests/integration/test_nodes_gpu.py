@@ -49,29 +49,32 @@ def check_allreduces(job: SpreadJob, gpu_of: Sequence[int]) -> None:
         assert outcome.ok and outcome.data == arith.allreduce(arith.DTYPES["int16"], "max", small), outcome
 
 
-def check_moves(job: SpreadJob, gpu_of: Sequence[int]) -> None:
+def check_moves(job: SpreadJob, gpu_of: Sequence[int], named: bool = False) -> None:
     """Kinds that move bytes as they are."""
+    def name(of: str) -> dict[str, str]:
+        return {"name": of} if named else {}
     each, size = {"gpu": list(gpu_of)}, job.size
     rows = [3 * rank + 1 for rank in range(size)]
     gathered = [arith.pack(INT32, [rank * 100 + i for i in range(2 * rows[rank])]) for rank in range(size)]
     for outcome in job.run("allgather", dtype="int32", dims=[[count, 2] for count in rows], data=gathered, memory="device", each=each,
-                           out_dims=[sum(rows), 2]):
+                           out_dims=[sum(rows), 2], **name("gather")):
         assert outcome.ok and outcome.data == b"".join(gathered), outcome
     for root in range(size):
         cast = [arith.pack(INT32, [rank * 7 + i for i in range(500)]) for rank in range(size)]
-        for outcome in job.run("broadcast", dtype="int32", dims=[500], data=cast, root=root, memory="device", each=each):
+        for outcome in job.run("broadcast", dtype="int32", dims=[500], data=cast, root=root, memory="device", each=each,
+                               **name(f"cast{root}")):
             assert outcome.ok and outcome.data == cast[root], outcome
     blocks = [[bytes([16 * a + b]) * (a + 2 * b) for b in range(size)] for a in range(size)]
     sent = [b"".join(row) for row in blocks]
     outcomes = job.run("alltoall", dtype="uint8", dims=[[len(data)] for data in sent], data=sent, memory="device", out_dims=[100],
-                       each=each | {"splits": [[len(block) for block in row] for row in blocks]})
+                       each=each | {"splits": [[len(block) for block in row] for row in blocks]}, **name("all"))
     for rank, outcome in enumerate(outcomes):
         assert outcome.ok and outcome.data == b"".join(row[rank] for row in blocks), outcome
         assert outcome.splits == [len(row[rank]) for row in blocks]
     inputs = [arith.pack(INT32, [rank + i for i in range(2 * size + 1)]) for rank in range(size)]
     counts = [3] + [2] * (size - 1)
     outcomes = job.run("reducescatter", dtype="int32", dims=[2 * size + 1], data=inputs, reduce_op="sum", memory="device",
-                       each=each | {"out_dims": [[count] for count in counts]})
+                       each=each | {"out_dims": [[count] for count in counts]}, **name("scatter"))
     assert b"".join(outcome.data for outcome in outcomes) == arith.allreduce(INT32, "sum", inputs)
 
 
@@ -165,6 +168,26 @@ def test_a_group_in_a_step_that_repeats_costs_four_messages(gpu_nodes):
     for _ in range(3):
         play_group(job, "g", [0, 0])
         reduce_on(job, [0, 0], name="another")
+    job.close()
+    assert job.await_end() == 0 and "warning" not in job.said(), job.said()
+
+
+def replayed(job: SpreadJob) -> int:
+    """Ops of the first rank that have started without the root."""
+    ctl = job.ctl_of(0)
+    name, = (row["job"] for row in ctl.json("jobs")["jobs"])
+    return next(row["replayed"] for row in ctl.json("ranks", name)["ranks"] if row["rank"] == 0)
+
+
+def test_moves_in_a_step_that_repeats_are_replayed(gpu_nodes):
+    job = SpreadJob(gpu_nodes(), (1, 1))
+    for _ in range(8):
+        check_moves(job, [0, 0], named=True)
+    before = replayed(job)
+    for _ in range(4):
+        check_moves(job, [0, 0], named=True)
+    assert replayed(job) - before == 4 * 5
+    check_moves(job, [1, 0], named=True)  # a rank has its tensors elsewhere
     job.close()
     assert job.await_end() == 0 and "warning" not in job.said(), job.said()
 

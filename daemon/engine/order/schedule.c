@@ -56,11 +56,11 @@ bool engine_schedule_may_repeat(const struct engine_op *op)
 
 /* ---- memory of GPUs ---- */
 
-/* A node takes from the last verdict where the other nodes' memory is. Every member has memory on a GPU, so every node takes
- * part in the work. Ops that are sized late and unnamed ops are negotiated. */
+/* A node takes from the last verdict where the other nodes' memory is. Every member has an input on a GPU, so every node takes
+ * part in the work, and no output that comes late says where a member's memory is. Unnamed ops are negotiated. */
 bool engine_schedule_may_repeat_on_gpus(const struct engine_op *op, const uint64_t *instances)
 {
-    if ((op->kind != HVI_KIND_ALLREDUCE && op->kind != HVI_KIND_BROADCAST) || op->tensor->anon)
+    if (op->tensor->anon)
         return false;
     for (uint32_t i = 0; i < op->set->size; i++) {
         if (instances[i] == 0)

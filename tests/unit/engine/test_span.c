@@ -1408,19 +1408,58 @@ START_TEST(a_step_on_gpus_is_replayed_while_memory_stays_where_it_was)
 }
 END_TEST
 
-/* Of what is sized late, and of a rank without bytes, a node does not know enough. */
+/* Outputs come late, or with the op. */
+START_TEST(ops_of_late_size_on_gpus_are_replayed_while_their_sizes_repeat)
+{
+    static const uint16_t kinds[] = {HVI_KIND_ALLGATHER, HVI_KIND_REDUCESCATTER, HVI_KIND_ALLTOALL};
+    struct hvt_bring what = allreduce("g", 8);
+
+    begin(&layouts[0], 10);
+    what.kind = kinds[_i / 2];
+    what.given = _i % 2 == 1;
+    what.room = 1 << 16;
+    play_on_gpus(&what, 16);
+    ck_assert(is_replayed());
+    bring_all_on_gpus(0, &what);
+    step();
+    expect_workers(-1);
+    ck_assert(is_replayed());
+    what.dims[0] = 12;
+    bring_all_on_gpus(0, &what);
+    step();
+    expect_workers(-1);
+    ck_assert(!is_replayed());
+    play_on_gpus(&what, 64);
+    ck_assert(is_replayed());
+    end();
+}
+END_TEST
+
+/* Of an unnamed op nothing is kept of where its memory was, and of a rank without bytes nothing is known. */
 START_TEST(other_steps_on_gpus_are_negotiated_each_time)
 {
     struct hvt_bring what = allreduce("w1", 4);
 
     begin(&layouts[0], 10);
-    if (_i == 0) {
-        what.kind = HVI_KIND_ALLGATHER;
-        what.room = 1 << 16;
-    }
-    if (_i == 1)
+    if (_i == 0)
         what.name = NULL;
-    play_on_gpus(&what, 8);
+    for (uint32_t turn = 0; turn < 8; turn++) {
+        for (int32_t rank = 0; rank < one.size; rank++) {
+            struct hvt_bring mine = on_gpu(what, rank);
+            if (_i == 1) {
+                mine.kind = HVI_KIND_ALLGATHER;
+                mine.given = true;
+                mine.room = 1 << 16;
+            }
+            if (_i == 1 && rank == 1) {
+                mine.dims[0] = 0;
+                mine.memory = ENGINE_MEMORY_ANY;
+                mine.instance = 0;
+            }
+            bring(rank, 0, &mine);
+        }
+        step();
+    }
     ck_assert(!is_replayed());
     end();
 }
@@ -2808,6 +2847,8 @@ static void add_gpus(TCase *tcase)
     tcase_add_test(tcase, both_nodes_of_a_send_are_told_which_worker_has_either_ranks_memory);
     tcase_add_loop_test(tcase, a_step_on_gpus_is_replayed_while_memory_stays_where_it_was, 0,
                         LAYOUTS);
+    tcase_add_loop_test(tcase, ops_of_late_size_on_gpus_are_replayed_while_their_sizes_repeat, 0,
+                        6);
     tcase_add_loop_test(tcase, other_steps_on_gpus_are_negotiated_each_time, 0, 2);
 }
 
