@@ -122,13 +122,16 @@ void node_gpu_want(struct node_gpu *gpu, const struct node_gpu_asker *asker,
                    const struct hvi_gpu_wanted *wanted)
 {
     struct node_worker *worker = find(gpu, asker, wanted->uuid);
-    struct node_want *want;
+    struct node_want *want, *older;
 
     if (worker == NULL)
         worker = make(gpu, asker, wanted);
     if (worker == NULL)
         return;
     want = calloc(1, sizeof(*want));
+    DL_SEARCH_SCALAR(worker->wants, older, engine, asker->engine);
+    if (older != NULL)
+        node_want_drop(worker, older); /* an engine has one socket to a worker, its last */
     if (want == NULL) {
         node_want_refuse(gpu, asker, wanted, HVI_ERR_NO_MEMORY, "hvdd is out of memory");
         node_want_check_idle(worker);

@@ -4,6 +4,7 @@
 #include "base/status.h"
 #include "base/uuid.h"
 #include "daemon/node/node.h"
+#include "daemon/node/gpu_room.h"
 #include "shm/fence.h"
 #include "tests/unit/hvt_log.h"
 #include "tests/unit/hvt_main.h"
@@ -197,6 +198,11 @@ START_TEST(engines_of_a_job_share_a_worker_and_other_jobs_have_their_own)
     expect(4, 0, 5, HVI_OK);
     ck_assert_str_eq(state_of_first(), "up");
     ck_assert_int_eq(hvt_log_count("worker-started"), 3);
+    for (uint64_t i = 0; i < 3; i++) { /* an engine has one socket to a worker, the last */
+        want(0, "up", 6 + i);
+        expect(5 + (int)i, 0, 6 + i, HVI_OK);
+    }
+    ck_assert_ptr_null(gpu.workers->prev->wants->next);
     ck_assert_int_eq(hvt_log_count("worker-up"), 3);
 }
 END_TEST
