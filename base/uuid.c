@@ -32,7 +32,8 @@ bool hvi_uuid_parse(const char *text, unsigned char bytes_p[HVI_UUID_BYTES])
 {
     unsigned char bytes[HVI_UUID_BYTES];
 
-    if (strlen(text) != HVI_UUID_TEXT - 1 || strncmp(text, "GPU-", 4) != 0)
+    if (strlen(text) != HVI_UUID_TEXT - 1 ||
+        (strncmp(text, "GPU-", 4) != 0 && strncmp(text, "MIG-", 4) != 0))
         return false;
     text += 4;
     for (unsigned i = 0; i < HVI_UUID_BYTES; i++) {

@@ -41,3 +41,44 @@ int hvi_nvml_open(struct hvi_nvml *nvml_p, char *text_p, size_t text_size)
                  error == HVI_ML_DRIVER_NOT_LOADED ? ", the kernel's driver is not loaded" : "");
     return HVI_ERR_UNSUPPORTED;
 }
+
+typedef void each_device(void *user, hvi_ml_device device, const char *name);
+
+static void visit(const struct hvi_nvml *nvml, hvi_ml_device device, each_device *each, void *user)
+{
+    char name[HVI_ML_UUID_BYTES];
+
+    if (nvml->device_uuid(device, name, sizeof(name)) == HVI_ML_OK)
+        each(user, device, name);
+}
+
+static void visit_instances(const struct hvi_nvml *nvml, hvi_ml_device device, each_device *each,
+                            void *user)
+{
+    unsigned count = 0;
+
+    if (nvml->device_mig_count == NULL || nvml->device_mig_get == NULL ||
+        nvml->device_mig_count(device, &count) != HVI_ML_OK)
+        return;
+    for (unsigned i = 0; i < count; i++) {
+        hvi_ml_device instance;
+        if (nvml->device_mig_get(device, i, &instance) == HVI_ML_OK)
+            visit(nvml, instance, each, user);
+    }
+}
+
+void hvi_nvml_for_each(const struct hvi_nvml *nvml, each_device *each, void *user)
+{
+    unsigned count = 0;
+
+    if (nvml->device_count == NULL || nvml->device_get == NULL || nvml->device_uuid == NULL ||
+        nvml->device_count(&count) != HVI_ML_OK)
+        return;
+    for (unsigned i = 0; i < count; i++) {
+        hvi_ml_device device;
+        if (nvml->device_get(i, &device) != HVI_ML_OK)
+            continue;
+        visit(nvml, device, each, user);
+        visit_instances(nvml, device, each, user);
+    }
+}

@@ -29,6 +29,7 @@ enum {
     HVI_ML_P2P_NVLINK = 2,
     HVI_ML_P2P_OK = 0,
     HVI_ML_LINKS = 18, /* of one device at most */
+    HVI_ML_UUID_BYTES = 96,
 };
 
 struct hvi_nvml {
@@ -40,5 +41,10 @@ struct hvi_nvml {
 
 /* HVI_OK, and .init has succeeded. HVI_ERR_UNSUPPORTED with a sentence: what is missing and where it was looked for. */
 int hvi_nvml_open(struct hvi_nvml *nvml_p, char *text_p, size_t text_size);
+/* Each GPU, and behind it each of its instances in MIG mode, with its name: "GPU-…", "MIG-…". Those of which NVML does not tell it
+ * are left out. */
+void hvi_nvml_for_each(const struct hvi_nvml *nvml,
+                       void (*each)(void *user, hvi_ml_device device, const char *name),
+                       void *user);
 
 #endif

@@ -1,12 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Steps of a start, each of which the driver may refuse, or not return from: hvdd's gpu-start ends that. */
+ * Steps of a start, each of which the driver may refuse, or not return from: hvdd's gpu-start ends that.
+ *
+ * Where a GPU is in MIG mode, CUDA shows a process one instance, and no whole GPU beside it. Which one, CUDA_VISIBLE_DEVICES says
+ * before cuInit; and only NVML knows whether a UUID is that of an instance. */
 #include "daemon/gpu/device.h"
 
 #include "base/status.h"
 #include "base/uuid.h"
+#include "gpu/nvml.h"
 
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -40,6 +45,61 @@ static bool is_good(struct gpu_device *device, int error)
     return false;
 }
 
+/* ---- what NVML knows ---- */
+
+struct search {
+    const unsigned char *uuid;
+    char name[HVI_ML_UUID_BYTES]; /* "": NVML does not know it */
+    bool has_instances;           /* of any GPU */
+    char why[200];                /* NVML cannot be asked; "": it can */
+};
+
+static void look_at(void *user, hvi_ml_device handle, const char *name)
+{
+    struct search *search = user;
+    unsigned char uuid[HVI_UUID_BYTES];
+
+    (void)handle;
+    search->has_instances = search->has_instances || strncmp(name, "MIG-", 4) == 0;
+    if (hvi_uuid_parse(name, uuid) && memcmp(uuid, search->uuid, sizeof(uuid)) == 0)
+        snprintf(search->name, sizeof(search->name), "%s", name);
+}
+
+/* No other thread reads the environment: main does not, and neither CUDA nor NCCL has one yet. */
+static void choose_visible(struct search *search_p)
+{
+    struct hvi_nvml nvml;
+
+    if (hvi_nvml_open(&nvml, search_p->why, sizeof(search_p->why)) == HVI_OK)
+        hvi_nvml_for_each(&nvml, look_at, search_p);
+    if (search_p->has_instances && search_p->name[0] != '\0')
+        setenv("CUDA_VISIBLE_DEVICES", search_p->name, 1);
+}
+
+/* CUDA does not show it. */
+static const char *why_hidden(const struct search *search)
+{
+    if (search->name[0] != '\0')
+        return "NVML knows it, so this process may not open it: see its device file, and the "
+               "device "
+               "cgroup of Slurm or of its unit";
+    return search->why[0] != '\0' ? search->why : "NVML does not know it either";
+}
+
+/* ---- CUDA ---- */
+
+static bool init(struct gpu_device *device, const struct search *search)
+{
+    begin(device, "cuInit");
+    const int error = device->cuda.init(0);
+    if (is_good(device, error))
+        return true;
+    const size_t length = strlen(device->why);
+    if (error == HVI_CU_NO_DEVICE)
+        snprintf(device->why + length, sizeof(device->why) - length, "; %s", why_hidden(search));
+    return false;
+}
+
 static bool has_uuid(struct gpu_device *device, int index, bool *found_p)
 {
     struct hvi_cu_uuid uuid;
@@ -51,7 +111,7 @@ static bool has_uuid(struct gpu_device *device, int index, bool *found_p)
     return true;
 }
 
-static bool find_device(struct gpu_device *device)
+static bool find_device(struct gpu_device *device, const struct search *search)
 {
     int count = 0;
     bool found = false;
@@ -65,24 +125,24 @@ static bool find_device(struct gpu_device *device)
             return false;
     }
     if (!found)
-        snprintf(
-            device->why, sizeof(device->why),
-            "the driver shows hvdd's worker %d GPUs, and this is none of them (of instances in "
-            "MIG mode it shows one)",
-            count);
+        snprintf(device->why, sizeof(device->why),
+                 "the driver shows hvdd's worker %d GPUs, and this is none of them; %s", count,
+                 why_hidden(search));
     return found;
 }
 
 static bool start(struct gpu_device *device)
 {
     struct hvi_cuda *cuda = &device->cuda;
+    struct search search = {.uuid = device->uuid};
     int memops = 0;
 
     begin(device, "dlopen of libcuda.so.1");
     if (hvi_cuda_open(false, cuda, device->why, sizeof(device->why)) != HVI_OK)
         return false;
-    begin(device, "cuInit");
-    if (!is_good(device, cuda->init(0)) || !find_device(device))
+    begin(device, "NVML's list of GPUs");
+    choose_visible(&search);
+    if (!init(device, &search) || !find_device(device, &search))
         return false;
     begin(device, "cuDeviceGetAttribute");
     if (!is_good(device,

@@ -69,17 +69,28 @@ static void watch_forks(void)
     pthread_atfork(NULL, NULL, forget);
 }
 
+/* Any device that it may open, of those that CUDA_VISIBLE_DEVICES names first. */
+static bool has_device(void)
+{
+    const char *wish = getenv("CUDA_VISIBLE_DEVICES");
+    const int named = wish == NULL ? -1 : fake_device_named(wish, strcspn(wish, ","));
+
+    for (int i = 0; wish == NULL && i < fake_device_total(); i++) {
+        if (!fake_device_denied(i))
+            return true;
+    }
+    return named >= 0 && !fake_device_denied(named);
+}
+
 int cu_init(unsigned flags)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    const char *wish = getenv("CUDA_VISIBLE_DEVICES");
 
     if (flags != 0)
         return HVI_CU_INVALID_VALUE;
     if (atomic_load(&is_forked))
         return HVI_CU_NOT_INITIALIZED;
-    if (fake_device_total() == 0 ||
-        (wish != NULL && fake_device_named(wish, strcspn(wish, ",")) < 0))
+    if (!has_device())
         return HVI_CU_NO_DEVICE;
     pthread_once(&once, watch_forks);
     atomic_store(&is_initialised, true);

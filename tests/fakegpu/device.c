@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Devices and contexts. A device has an ordinal, which CUDA_VISIBLE_DEVICES gives it in this process, and a physical number,
- * which says who it is for all processes, as its UUID does.
+ * which says who it is for all processes, as its UUID does. An instance of a device in MIG mode is a device of its own.
  *
  * Rules. No call without a current context: 201 (cuda.h). 700 stays until the process exits (driver API; P9). Ordinals of two
- * processes differ, UUIDs do not (section 1.1). A context that was released is none. */
+ * processes differ, UUIDs do not (section 1.1). A context that was released is none. CUDA shows one instance, and no device
+ * beside it (NVIDIA's guide to MIG). */
 #include "tests/fakegpu/stream.h"
 
 #include <pthread.h>
@@ -24,23 +25,40 @@ static _Atomic bool is_doomed;
 
 static void show(int physical)
 {
+    if (fake_device_denied(physical))
+        return;
     contexts[visible] = (struct hvi_cu_context){.ordinal = visible, .physical = physical};
     visible++;
+}
+
+/* A device in MIG mode is seen as its first instance. */
+static int seen_as(int physical)
+{
+    const bool has_instances = fake_instance_total() > 0 && physical == fake_number("mig", -1);
+
+    return has_instances ? fake_device_total() : physical;
 }
 
 /* The first name that is none hides the rest, as CUDA has it. */
 static void look(void)
 {
     const char *wish = getenv("CUDA_VISIBLE_DEVICES");
+    const int instances = fake_device_total(); /* the first of them */
 
+    if (wish == NULL && fake_instance_total() > 0) {
+        show(instances);
+        return;
+    }
     for (int i = 0; wish == NULL && i < fake_device_total(); i++)
         show(i);
     while (wish != NULL && visible < FAKE_DEVICES) {
         const size_t length = strcspn(wish, ",");
-        const int physical = fake_device_named(wish, length);
+        const int physical = seen_as(fake_device_named(wish, length));
         if (physical < 0)
             break;
         show(physical);
+        if (physical >= instances)
+            break;
         wish += length + (wish[length] == ',');
     }
 }

@@ -99,7 +99,7 @@ static void introduce(struct gpu_nccl_comm *comm, int device)
 
     gethostname(name, sizeof(name) - 1);
     snprintf(self->host, sizeof(self->host), "%s", host == NULL ? name : host);
-    self->device = device + fake_number("node", 0) * FAKE_DEVICES;
+    self->device = fake_device_of(device) + fake_number("node", 0) * FAKE_DEVICES; /* busId */
     if (atomic_exchange(&self->is_here, 1) != 0)
         fake_blame("rank %d has joined the communicator of this id before", comm->rank);
 }

@@ -85,11 +85,9 @@ int ml_device_get(unsigned index, hvi_ml_device *device_p)
 int ml_device_uuid(hvi_ml_device device, char *uuid_p, unsigned size)
 {
     const int error = hole();
-    struct hvi_cu_uuid uuid;
     char text[HVI_GPU_UUID_TEXT];
 
-    fake_device_uuid(device->physical, uuid.bytes);
-    hvi_gpu_uuid_format(&uuid, text);
+    fake_device_name(device->physical, text, sizeof(text));
     return error != HVI_ML_OK ? error : copy(uuid_p, size, text);
 }
 
@@ -121,6 +119,27 @@ int ml_device_mig(hvi_ml_device device, unsigned *current_p, unsigned *pending_p
     if (error != HVI_ML_OK || fake_setting("mig") == NULL)
         return error != HVI_ML_OK ? error : HVI_ML_NOT_SUPPORTED;
     *current_p = *pending_p = fake_number("mig", -1) == device->physical;
+    return HVI_ML_OK;
+}
+
+/* Seven, as an H200 has; not all of them are made. */
+int ml_device_mig_count(hvi_ml_device device, unsigned *count_p)
+{
+    const int error = hole();
+
+    *count_p = fake_number("mig", -1) == device->physical ? 7 : 0;
+    return error;
+}
+
+int ml_device_mig_get(hvi_ml_device device, unsigned index, hvi_ml_device *instance_p)
+{
+    const int error = hole();
+
+    if (error != HVI_ML_OK || fake_number("mig", -1) != device->physical)
+        return error != HVI_ML_OK ? error : HVI_ML_NOT_SUPPORTED;
+    if (index >= (unsigned)fake_instance_total())
+        return HVI_ML_NOT_FOUND;
+    *instance_p = &devices[fake_device_total() + (int)index];
     return HVI_ML_OK;
 }
 

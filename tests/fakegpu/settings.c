@@ -124,6 +124,24 @@ int fake_device_total(void)
     return devices < 0 ? 0 : devices > FAKE_DEVICES ? FAKE_DEVICES : devices;
 }
 
+int fake_instance_total(void)
+{
+    const int room = FAKE_DEVICES - fake_device_total();
+    const int wanted = fake_setting("mig") == NULL ? 0 : fake_number("instances", 2);
+
+    return wanted < room ? wanted : room;
+}
+
+int fake_device_of(int physical)
+{
+    return physical < fake_device_total() ? physical : fake_number("mig", -1);
+}
+
+bool fake_device_denied(int physical)
+{
+    return fake_fault("denied") == fake_device_of(physical) + 1;
+}
+
 bool fake_linked(int one, int other)
 {
     const char *links = fake_setting("nvlink");
@@ -150,14 +168,22 @@ void fake_device_uuid(int physical, unsigned char bytes_p[16])
     bytes_p[15] = (unsigned char)physical;
 }
 
-int fake_device_named(const char *name, size_t length)
+void fake_device_name(int physical, char *text_p, size_t size)
 {
     struct hvi_cu_uuid uuid;
+    char text[HVI_GPU_UUID_TEXT];
+
+    fake_device_uuid(physical, uuid.bytes);
+    hvi_gpu_uuid_format(&uuid, text);
+    snprintf(text_p, size, "%s%s", physical < fake_device_total() ? "GPU" : "MIG", text + 3);
+}
+
+int fake_device_named(const char *name, size_t length)
+{
     char text[HVI_GPU_UUID_TEXT], number[16];
 
-    for (int i = 0; i < fake_device_total(); i++) {
-        fake_device_uuid(i, uuid.bytes);
-        hvi_gpu_uuid_format(&uuid, text);
+    for (int i = 0; i < fake_device_total() + fake_instance_total(); i++) {
+        fake_device_name(i, text, sizeof(text));
         snprintf(number, sizeof(number), "%d", i);
         if ((strlen(text) == length && strncasecmp(name, text, length) == 0) ||
             (strlen(number) == length && strncmp(name, number, length) == 0))

@@ -16,7 +16,7 @@
  * | cc=MAJOR.MINOR | 9.0 | compute capability |
  * | version=N, nccl=N | 13000, 22809 | of the driver, of NCCL |
  * | nvlink=all, none, A-B+C-D | all | which devices have NVLink between them, and so peer access |
- * | mig=N | none | the device that NVML says has MIG on |
+ * | mig=N, instances=N | none, 2 | the device in MIG mode, and its instances, whose physical numbers follow those of all devices |
  * | nvml-holes=SEED | none | every fourth answer of NVML, as the seed has it, is NOT_SUPPORTED |
  * | sync=strict, or alloc, free, open, close, load | | which calls wait for the work of all streams of the process: all that may,
  *   or one kind; load is also a first launch (P2, section 2.4) |
@@ -37,6 +37,7 @@
  * | deaf | no store of a CPU releases a stream that waits in host memory (P4's other answer) |
  * | no-memops | no 64-bit memory operations of streams |
  * | old-driver | it cannot read kernels: 200 |
+ * | denied@n | the n-th device cannot be opened: NVML knows it, CUDA does not show it |
  * | exporter-exit@n | the process is killed at its first call after the n-th handle was exported |
  * | wrong-reduce | the probes' kernels add a wrong element |
  * | nccl-join-hang@n, nccl-hang@n, nccl-error@n | the n-th communicator is never joined; the n-th op never ends, and for the
@@ -62,8 +63,14 @@ bool fake_fault_now(const char *what);
 /* The same from the n-th on. */
 bool fake_fault_from_now(const char *what);
 
-/* Devices: physical numbers, which all processes share. */
+/* Devices: physical numbers, which all processes share; then instances of the device in MIG mode. */
 int fake_device_total(void);
+int fake_instance_total(void);
+/* The device that an instance is of; a device itself. */
+int fake_device_of(int physical);
+bool fake_device_denied(int physical);
+/* "GPU-…", or "MIG-…" of an instance. */
+void fake_device_name(int physical, char *text_p, size_t size);
 /* Of "1" or a UUID, as CUDA_VISIBLE_DEVICES has them, with `length` bytes; -1: there is none. */
 int fake_device_named(const char *name, size_t length);
 bool fake_linked(int one, int other);

@@ -401,6 +401,21 @@ def test_hvdctl_shows_the_workers(daemon):
     wait_until(lambda: all(row["state"] != "up" for row in daemon.ctl.json("gpus")["gpus"]), "the workers to be idle")
 
 
+def test_an_instance_of_a_gpu_in_mig_mode_is_a_gpu_of_its_own():
+    instance = "MIG-66616b65-2067-7075-206f-66206e6f0003"  # the second, which CUDA shows to a process that names it
+    with gpus("devices=2;mig=1") as daemon:
+        job = Job(daemon, 2, environment={"CUDA_VISIBLE_DEVICES": instance})
+        reduce_on(job, [0, 0])
+        assert [row["gpu"] for row in daemon.ctl.json("gpus")["gpus"]] == [instance]
+        job.close()
+        daemon.allow("op-failed", "comm-failed")  # NCCL takes two instances of a GPU for one device
+        job = Job(daemon, 2, environments={rank: {"CUDA_VISIBLE_DEVICES": f"{instance[:-1]}{2 + rank}"} for rank in range(2)})
+        for outcome in job.run("allreduce", dtype="int32", dims=[2], data=[bytes(8)] * 2, reduce_op="sum", memory="device", gpu=0):
+            assert outcome.status == Status.ERR_UNSUPPORTED and "could not join a communicator of 2 GPUs" in outcome.text, outcome
+        job.check_usable()
+        job.close()
+
+
 @pytest.mark.parametrize("memory", ["device", "segment"])
 def test_a_worker_serves_the_next_generation_of_its_job(daemon, memory):
     daemon.allow("rank-lost", "job-failed", "engine-ended")

@@ -4,8 +4,10 @@
 #include "tools/hvdctl/ctl.h"
 
 #include "base/status.h"
+#include "base/uuid.h"
 #include "gpu/nvml.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -56,38 +58,54 @@ static void fill_row(const struct hvi_nvml *nvml, hvi_ml_device device, struct h
     count_links(nvml, device, row);
 }
 
-static void fill_rows(struct hvd_admin_gpu *rows, size_t row_count)
+struct rows {
+    const struct hvi_nvml *nvml;
+    struct hvd_admin_gpu *rows;
+    char (*names)[HVI_UUID_TEXT]; /* of instances: hvdd does not know that they are none of GPUs */
+    size_t count;
+};
+
+static void fill_rows(void *user, hvi_ml_device device, const char *name)
+{
+    const struct rows *all = user;
+    unsigned char uuid[HVI_UUID_BYTES], of_row[HVI_UUID_BYTES];
+
+    if (!hvi_uuid_parse(name, uuid))
+        return;
+    for (size_t i = 0; i < all->count; i++) {
+        struct hvd_admin_gpu *row = &all->rows[i];
+        if (!hvi_uuid_parse(row->uuid, of_row) || memcmp(uuid, of_row, sizeof uuid) != 0)
+            continue;
+        fill_row(all->nvml, device, row);
+        snprintf(all->names[i], sizeof all->names[i], "%s", name);
+        row->uuid = all->names[i];
+    }
+}
+
+static void ask_nvml(struct rows *all)
 {
     struct hvi_nvml nvml;
-    char uuid[96], text[400];
-    unsigned count = 0;
+    char text[400];
 
-    if (row_count == 0 || hvi_nvml_open(&nvml, text, sizeof text) != HVI_OK)
+    if (all->count == 0 || hvi_nvml_open(&nvml, text, sizeof text) != HVI_OK)
         return;
-    if (nvml.device_count == NULL || nvml.device_get == NULL || nvml.device_uuid == NULL ||
-        nvml.device_count(&count) != HVI_ML_OK)
-        return;
-    for (unsigned i = 0; i < count; i++) {
-        hvi_ml_device device;
-        if (nvml.device_get(i, &device) != HVI_ML_OK ||
-            nvml.device_uuid(device, uuid, sizeof uuid) != HVI_ML_OK)
-            continue;
-        for (size_t j = 0; j < row_count; j++) {
-            if (strcmp(rows[j].uuid, uuid) == 0)
-                fill_row(&nvml, device, &rows[j]);
-        }
-    }
+    all->nvml = &nvml;
+    hvi_nvml_for_each(&nvml, fill_rows, all);
 }
 
 struct hvd_admin_gpu *ctl_gpus_ask(const struct hvd_admin_answer *reply)
 {
-    struct hvd_admin_gpu *rows = calloc(reply->gpu_count + 1, sizeof *rows);
+    const size_t most = reply->gpu_count + 1;
+    struct hvd_admin_gpu *rows = calloc(most, sizeof *rows + HVI_UUID_TEXT);
+    struct rows all = {.rows = rows, .count = reply->gpu_count};
+
     if (rows == NULL) {
         fputs("hvdctl: out of memory\n", stderr);
         exit(CTL_REFUSED);
     }
+    all.names = (char(*)[HVI_UUID_TEXT])(rows + most);
     for (size_t i = 0; i < reply->gpu_count; i++)
         rows[i] = *reply->gpus[i];
-    fill_rows(rows, reply->gpu_count);
+    ask_nvml(&all);
     return rows;
 }

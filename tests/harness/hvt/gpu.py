@@ -28,7 +28,9 @@ class GpuDaemon(Daemon):
         if REAL:
             return
         # What a trainer frees while a worker has it open stays (P3): most tests free as they like. The first of two settings counts.
-        self.environment |= {"LD_LIBRARY_PATH": str(FAKE), "FAKEGPU": f"{fake};free=keeps;meet={self.folder}", "FAKEGPU_FAULT": faults}
+        told = {"LD_LIBRARY_PATH": str(FAKE), "FAKEGPU": f"{fake};free=keeps;meet={self.folder}", "FAKEGPU_FAULT": faults}
+        self.environment |= told
+        self.ctl.environment |= told
 
     def workers(self) -> list[int]:
         """Pids of the living workers of this daemon, also of one before it."""

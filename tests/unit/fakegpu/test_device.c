@@ -81,6 +81,41 @@ START_TEST(a_device_has_one_uuid_whatever_its_ordinal)
 }
 END_TEST
 
+/* One instance, and no device beside it (NVIDIA's guide to MIG). */
+START_TEST(of_instances_one_is_shown)
+{
+    static const struct {
+        const char *wish, *name;
+    } cases[] = {{NULL, "No GPU 2"},
+                 {"MIG-66616b65-2067-7075-206f-66206e6f0003,0", "No GPU 3"},
+                 {"GPU-66616b65-2067-7075-206f-66206e6f0001", "No GPU 2"},
+                 {"0", "No GPU 0"}};
+    char name[32];
+    int count;
+
+    if (cases[_i].wish != NULL)
+        setenv("CUDA_VISIBLE_DEVICES", cases[_i].wish, 1);
+    hvt_cu_begin("devices=2;mig=1", "", 0);
+    HVT_CU(hvt_cu.device_count(&count));
+    ck_assert_int_eq(count, 1);
+    HVT_CU(hvt_cu.device_name(name, sizeof(name), 0));
+    ck_assert_str_eq(name, cases[_i].name);
+}
+END_TEST
+
+START_TEST(a_device_that_cannot_be_opened_is_not_shown)
+{
+    struct hvi_cu_uuid uuid;
+    int count;
+
+    hvt_cu_begin("devices=2", "denied@1", 0);
+    HVT_CU(hvt_cu.device_count(&count));
+    ck_assert_int_eq(count, 1);
+    HVT_CU(hvt_cu.device_uuid(&uuid, 0));
+    ck_assert_uint_eq(uuid.bytes[15], 1);
+}
+END_TEST
+
 START_TEST(no_device_is_an_error_of_init)
 {
     char text[200];
@@ -241,6 +276,8 @@ int main(void)
     tcase_add_test(tcase, each_thread_has_a_current_context_of_its_own);
     tcase_add_test(tcase, before_init_and_in_a_forked_process_there_is_no_driver);
     tcase_add_test(tcase, a_device_has_one_uuid_whatever_its_ordinal);
+    tcase_add_loop_test(tcase, of_instances_one_is_shown, 0, 4);
+    tcase_add_test(tcase, a_device_that_cannot_be_opened_is_not_shown);
     tcase_add_loop_test(tcase, no_device_is_an_error_of_init, 0, 3);
     tcase_add_test(tcase, attributes_are_as_told);
     tcase_add_test(tcase, a_fault_of_another_program_is_not_ours);

@@ -69,6 +69,36 @@ START_TEST(memory_links_and_mig_are_as_told)
 }
 END_TEST
 
+static char names[4][HVI_GPU_UUID_TEXT];
+static unsigned name_count;
+
+static void note(void *user, hvi_ml_device each, const char *name)
+{
+    (void)user, (void)each;
+    ck_assert_uint_lt(name_count, 4);
+    snprintf(names[name_count++], sizeof(names[0]), "%s", name);
+}
+
+START_TEST(instances_have_uuids_of_their_own)
+{
+    static const char *const due[] = {
+        "GPU-66616b65-2067-7075-206f-66206e6f0000", "MIG-66616b65-2067-7075-206f-66206e6f0002",
+        "MIG-66616b65-2067-7075-206f-66206e6f0003", "GPU-66616b65-2067-7075-206f-66206e6f0001"};
+    hvi_ml_device instance;
+    unsigned count;
+
+    begin("devices=2;mig=0");
+    ck_assert_int_eq(nvml.device_mig_count(device(0), &count), HVI_ML_OK);
+    ck_assert_uint_eq(count, 7);
+    ck_assert_int_eq(nvml.device_mig_get(device(0), 2, &instance), HVI_ML_NOT_FOUND);
+    ck_assert_int_eq(nvml.device_mig_get(device(1), 0, &instance), HVI_ML_NOT_SUPPORTED);
+    hvi_nvml_for_each(&nvml, note, NULL);
+    ck_assert_uint_eq(name_count, 4);
+    for (unsigned i = 0; i < 4; i++)
+        ck_assert_str_eq(names[i], due[i]);
+}
+END_TEST
+
 START_TEST(without_mig_there_is_no_answer)
 {
     unsigned current, pending;
@@ -99,6 +129,7 @@ int main(void)
 
     tcase_add_test(tcase, devices_have_the_uuids_that_the_driver_gives_them);
     tcase_add_test(tcase, memory_links_and_mig_are_as_told);
+    tcase_add_test(tcase, instances_have_uuids_of_their_own);
     tcase_add_test(tcase, without_mig_there_is_no_answer);
     tcase_add_test(tcase, answers_may_have_holes);
     suite_add_tcase(suite, tcase);

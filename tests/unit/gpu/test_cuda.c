@@ -95,7 +95,7 @@ START_TEST(a_uuid_is_written_as_nvidia_smi_writes_it_and_read_back)
         "",
         "GPU-00112233-4455-6677-8899-aabbccddeef",
         "GPU-00112233-4455-6677-8899-aabbccddeeff0",
-        "MIG-00112233-4455-6677-8899-aabbccddeeff",
+        "MIG-GPU-00112233-4455-6677-8899-aabbccddeeff/1/0", /* as old drivers name an instance */
         "GPU-0011223304455-6677-8899-aabbccddeeff",
         "GPU-00112233-4455-6677-8899-aabbccddeefg",
     };

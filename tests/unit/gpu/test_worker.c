@@ -195,7 +195,38 @@ static void expect_refusal(const char *uuid, const char *part)
 START_TEST(a_gpu_that_is_not_there_is_said)
 {
     expect_refusal("GPU-00000000-0000-0000-0000-000000000000",
-                   "this is none of them (of instances in MIG mode it shows one)");
+                   "1 GPUs, and this is none of them; NVML does not know it either");
+}
+END_TEST
+
+START_TEST(a_gpu_that_cannot_be_opened_is_said)
+{
+    setenv("FAKEGPU_FAULT", "hvdd-gpu/denied", 1);
+    if (_i == 1)
+        setenv("FAKEGPU", "devices=2", 1);
+    expect_refusal(NULL, _i == 0 ? "CUDA_ERROR_NO_DEVICE (100); NVML knows it, so this process may "
+                                   "not open it"
+                                 : "1 GPUs, and this is none of them; NVML knows it, so this "
+                                   "process may not open it");
+}
+END_TEST
+
+/* CUDA shows one instance, and no GPU beside it. */
+START_TEST(instances_in_mig_mode_and_a_gpu_beside_them_are_found)
+{
+    static const struct {
+        const char *uuid, *name;
+    } devices[] = {{HVT_GPU_0, "No GPU 0"},
+                   {"MIG-66616b65-2067-7075-206f-66206e6f0002", "No GPU 2"},
+                   {"MIG-66616b65-2067-7075-206f-66206e6f0003", "No GPU 3"}};
+    const struct hvt_worker_wish wish = {.uuid = devices[_i].uuid};
+
+    hvt_worker_expect_state(&worker, HVI_GPU_UP);
+    hvt_worker_stop(&worker);
+    setenv("FAKEGPU", "devices=2;mig=1", 1);
+    hvt_worker_start(&worker, 0, &wish);
+    hvt_worker_expect_state(&worker, HVI_GPU_UP);
+    ck_assert_str_eq(worker.msg.state.row.name, devices[_i].name);
 }
 END_TEST
 
@@ -237,6 +268,8 @@ int main(void)
     tcase_add_test(tcase, it_serves_engines_on_when_hvdd_has_gone_and_ends_with_the_last);
     tcase_add_test(tcase, it_ends_with_hvdd_when_no_engine_has_it);
     tcase_add_test(tcase, a_gpu_that_is_not_there_is_said);
+    tcase_add_loop_test(tcase, a_gpu_that_cannot_be_opened_is_said, 0, 2);
+    tcase_add_loop_test(tcase, instances_in_mig_mode_and_a_gpu_beside_them_are_found, 0, 3);
     tcase_add_test(tcase, a_gpu_without_memory_operations_is_said);
     tcase_add_test(tcase, a_driver_that_cannot_read_the_kernels_is_said_with_its_version);
     tcase_add_test(tcase, a_gpu_without_room_for_the_staging_memory_is_said);

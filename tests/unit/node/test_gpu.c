@@ -481,7 +481,9 @@ START_TEST(a_gpu_has_a_name_that_can_be_read_back)
     ck_assert(hvi_uuid_parse(text, again));
     ck_assert_mem_eq(again, uuid, sizeof(uuid));
     ck_assert(!hvi_uuid_parse("GPU-00112233-4455-6677-8899-aabbccddeefg", again));
-    ck_assert(!hvi_uuid_parse("MIG-00112233-4455-6677-8899-aabbccddeeff", again));
+    ck_assert(hvi_uuid_parse("MIG-00112233-4455-6677-8899-aabbccddee00", again));
+    ck_assert_int_eq(again[15], 0);
+    ck_assert(!hvi_uuid_parse("MIX-00112233-4455-6677-8899-aabbccddeeff", again));
     memset(uuid, 0, sizeof(uuid));
 }
 END_TEST
