@@ -426,6 +426,8 @@ struct hvi_gpu_return {
     uint64_t instance;
     bool has_row;
     struct hvi_gpu_row row;
+    int32_t *engines; /* allocated by decode; pids */
+    size_t engine_count;
 };
 
 /* Numbers equal the field numbers of Packet.body. */

@@ -504,6 +504,7 @@ static const struct wire_field gpu_return_fields[] = {
     FIXED(4, hvi_gpu_return, uuid),
     U64(5, hvi_gpu_return, instance),
     PART(6, hvi_gpu_return, row, has_row, &hvi_wire_gpu_row),
+    LIST(7, hvi_gpu_return, engines, engine_count, WIRE_INTS, HVI_WIRE_ROWS_MAX, NULL),
 };
 static const struct wire_table gpu_return = TABLE(gpu_return, gpu_return_fields, 1);
 

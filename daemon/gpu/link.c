@@ -2,19 +2,29 @@
  * The socket to hvdd, descriptor 3 at start. There is no outbox: hvdd reads, and a message that finds no room is one of many
  * (beats, states) or the last (why this process ends), which hvdd then says in its own words.
  *
- * When hvdd goes, engines are served on; the worker ends with the last of them. */
+ * When hvdd goes, engines are served on, and the worker looks for its successor (GpuReturn) until the last of them has gone, or
+ * a hvdd does not want it. Without a hvdd it ends with them. */
 #include "daemon/gpu/worker.h"
 
+#include "base/listener.h"
 #include "base/status.h"
 #include "base/uuid.h"
+#include "daemon/gpu/engine.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
+#include <utlist.h>
+
 #define START_NS         (5 * HVI_NS_SEC)
+#define RETRY_NS         (250 * HVI_NS_MS)
+#define RETRY_MOST_NS    (8 * HVI_NS_SEC)
+#define ENGINES_MAX      64u /* that a new hvdd is told of */
 #define MESSAGES_AT_ONCE 64
 
 void gpu_link_send(struct gpu_worker *worker, const struct hvi_gpu_msg *msg)
@@ -81,6 +91,24 @@ static void fail(struct gpu_worker *worker, const char *why)
     gpu_guard_end(worker, 1);
 }
 
+static void hang_up(struct gpu_worker *worker)
+{
+    worker->link = sd_event_source_disable_unref(worker->link);
+    close(worker->link_fd);
+    worker->link_fd = -1;
+    if (worker->engines == NULL)
+        gpu_guard_end(worker, 0);
+}
+
+/* It answers as it answers strangers. */
+static void be_refused(struct gpu_worker *worker)
+{
+    HVI_LOG(HVI_LOG_WARN, "link", "return-refused",
+            "hvdd does not take this worker back; engines are served on", "job=%s",
+            worker->start.job);
+    hang_up(worker);
+}
+
 static void read_message(struct gpu_worker *worker)
 {
     struct hvi_packet *packet = &worker->packet;
@@ -88,13 +116,17 @@ static void read_message(struct gpu_worker *worker)
     int fd;
 
     if (hvi_gpu_msg_decode(packet->bytes, packet->length, &msg, NULL, 0) != HVI_OK) {
-        fail(worker, "hvdd sent what cannot be read");
+        if (worker->is_back)
+            be_refused(worker);
+        else
+            fail(worker, "hvdd sent what cannot be read");
         return;
     }
     fd = hvi_packet_take_fd(packet, 0);
     if ((fd >= 0) != (msg.kind == HVI_GPU_ENGINE)) {
         fail(worker, "hvdd sent a message with the wrong descriptors");
     } else if (msg.kind == HVI_GPU_BEAT) {
+        worker->retry_ns = RETRY_NS;
         gpu_link_send(worker, &msg);
         say_figures(worker);
     } else if (msg.kind == HVI_GPU_ENGINE) {
@@ -112,16 +144,19 @@ static void read_message(struct gpu_worker *worker)
     hvi_gpu_msg_free(&msg);
 }
 
+static void look_later(struct gpu_worker *worker);
+
 /* hvdd has gone. */
 static void lose(struct gpu_worker *worker)
 {
-    worker->link = sd_event_source_disable_unref(worker->link);
-    close(worker->link_fd);
-    worker->link_fd = -1;
+    hang_up(worker);
     if (worker->engines == NULL)
-        gpu_guard_end(worker, 0);
-    else
+        return;
+    if (!worker->is_back)
         HVI_LOG(HVI_LOG_WARN, "link", "no-hvdd", "hvdd has gone; engines are served on", "");
+    else if (worker->retry_ns < RETRY_MOST_NS)
+        worker->retry_ns *= 2; /* until the first beat */
+    look_later(worker);
 }
 
 static int on_link(sd_event_source *source, int fd, uint32_t events, void *user)
@@ -129,7 +164,7 @@ static int on_link(sd_event_source *source, int fd, uint32_t events, void *user)
     struct gpu_worker *worker = user;
 
     (void)source, (void)events;
-    for (int i = 0; i < MESSAGES_AT_ONCE; i++) {
+    for (int i = 0; i < MESSAGES_AT_ONCE && worker->link_fd == fd; i++) {
         int status = hvi_packet_receive(fd, &worker->packet, 0);
         if (status == HVI_ERR_TIMEOUT)
             return 0;
@@ -141,6 +176,87 @@ static int on_link(sd_event_source *source, int fd, uint32_t events, void *user)
         hvi_packet_close_fds(&worker->packet);
     }
     return 0;
+}
+
+/* ---- another hvdd ---- */
+
+/* -1: not now. */
+static int connect_hvdd(const struct gpu_worker *worker)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    const size_t length = strlen(worker->start.attach_path);
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    uid_t uid;
+
+    if (fd < 0)
+        return -1;
+    if (length < sizeof(address.sun_path)) {
+        memcpy(address.sun_path, worker->start.attach_path, length);
+        if (connect(fd, (const struct sockaddr *)&address, sizeof(address)) == 0 &&
+            hvi_listener_is_ours(fd, &uid))
+            return fd;
+    }
+    close(fd);
+    return -1;
+}
+
+static int say_return(struct gpu_worker *worker)
+{
+    static struct hvi_packet_msg msg;
+    struct hvi_gpu_return *said = &msg.gpu_return;
+    int32_t pids[ENGINES_MAX];
+    struct gpu_engine *engine;
+    size_t length;
+
+    msg = (struct hvi_packet_msg){.kind = HVI_PACKET_GPU_RETURN};
+    said->protocol_version = HVI_PROTOCOL_VERSION;
+    snprintf(said->job, sizeof(said->job), "%s", worker->start.job);
+    said->uid = worker->start.uid;
+    memcpy(said->uuid, worker->start.uuid, sizeof(said->uuid));
+    said->instance = worker->start.instance;
+    said->has_row = true;
+    fill_row(worker, &said->row);
+    said->engines = pids;
+    DL_FOREACH(worker->engines, engine)
+    {
+        if (!engine->is_leaving && said->engine_count < ENGINES_MAX)
+            pids[said->engine_count++] = (int32_t)engine->pid;
+    }
+    int status = hvi_packet_msg_encode(&msg, worker->encoded, sizeof(worker->encoded), &length);
+    if (status == HVI_OK)
+        status = hvi_packet_send(worker->link_fd, worker->encoded, length, NULL, 0, 0);
+    return status;
+}
+
+static int on_retry(sd_event_source *source, uint64_t usec, void *user)
+{
+    struct gpu_worker *worker = user;
+
+    (void)source, (void)usec;
+    if (worker->is_ending || worker->link_fd >= 0)
+        return 0;
+    worker->link_fd = connect_hvdd(worker);
+    if (worker->link_fd < 0) {
+        look_later(worker);
+        return 0;
+    }
+    worker->is_back = true;
+    if (say_return(worker) != HVI_OK || gpu_link_open(worker) != HVI_OK)
+        lose(worker);
+    else
+        HVI_LOG(HVI_LOG_DEBUG, "link", "hvdd-back", "introduced itself to hvdd", "job=%s",
+                worker->start.job);
+    return 0;
+}
+
+static void look_later(struct gpu_worker *worker)
+{
+    worker->retry = sd_event_source_disable_unref(worker->retry);
+    if (worker->retry_ns == 0)
+        worker->retry_ns = RETRY_NS;
+    if (sd_event_add_time_relative(worker->event, &worker->retry, CLOCK_MONOTONIC,
+                                   worker->retry_ns / 1000, 1000, on_retry, worker) < 0)
+        HVI_LOG(HVI_LOG_ERROR, "link", "no-event", "the worker cannot look for another hvdd", "");
 }
 
 /* ---- life ---- */
@@ -198,6 +314,7 @@ int gpu_link_open(struct gpu_worker *worker)
 void gpu_link_close(struct gpu_worker *worker)
 {
     worker->link = sd_event_source_disable_unref(worker->link);
+    worker->retry = sd_event_source_disable_unref(worker->retry);
     if (worker->link_fd >= 0)
         close(worker->link_fd);
     worker->link_fd = -1;

@@ -21,7 +21,9 @@ struct gpu_engine; /* engine.h */
 struct gpu_worker {
     sd_event *event;
     int link_fd; /* to hvdd; -1: it has gone */
-    sd_event_source *link, *device_event;
+    sd_event_source *link, *retry, *device_event;
+    bool is_back;               /* this hvdd has not started it: it may be of another version */
+    uint64_t retry_ns;          /* until it looks for a hvdd; it grows where none takes it back */
     struct hvi_gpu_start start; /* without .settings */
     struct gpu_device device;
     bool up; /* hvdd knows that the device is there */

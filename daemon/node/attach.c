@@ -351,6 +351,20 @@ static void handle_hello(struct node_pending *pending, const struct hvi_engine_h
     pending_free(pending);
 }
 
+/* Whatever becomes of it, it is not answered: it sees its connection stay or end, and its engines have it as before. */
+static void handle_return(struct node_pending *pending, const struct hvi_gpu_return *said)
+{
+    if (pending->peer.uid != pending->node->uid) {
+        pending_refuse(pending, HVI_ERR_REFUSED,
+                       "only workers that a hvdd of this service has started may come back");
+        return;
+    }
+    pending->io = sd_event_source_disable_unref(pending->io);
+    if (node_link_return(pending->node, &pending->peer, said, pending->fd, pending->pidfd))
+        pending->fd = pending->pidfd = -1;
+    pending_free(pending);
+}
+
 /* ---- timelines: hvdctl hands over a file that it has opened ----
  *
  * Admin messages travel over a byte stream (ZMTP), whose clients pass no descriptors; this socket does. */
@@ -499,6 +513,8 @@ static void handle_message(struct node_pending *pending)
         handle_attach(pending, &msg.attach_request);
     else if (msg.kind == HVI_PACKET_ENGINE_HELLO)
         handle_hello(pending, &msg.engine_hello);
+    else if (msg.kind == HVI_PACKET_GPU_RETURN)
+        handle_return(pending, &msg.gpu_return);
     else
         pending_refuse(pending, HVI_ERR_PROTOCOL, "the first message must be an AttachRequest");
     hvi_packet_msg_free(&msg);

@@ -3,6 +3,7 @@
  * one GPU, through all generations: its key is (uid, job, UUID).
  *
  *   gpu.c ── a worker is missing ──► gpu_start.c ── process, link ──► gpu_watch.c ── up, silent, gone ──► gpu_worker.c
+ *     └───── it comes back ────────► gpu_return.c
  *     └───── an engine wants it ───► gpu_engines.c ── socket between engine and worker
  *     └───── a session's page ─────► gpu_fences.c
  *
@@ -22,8 +23,8 @@
 
 #include <utlist.h>
 
-static struct node_worker *find(const struct node_gpu *gpu, const struct node_gpu_asker *asker,
-                                const unsigned char uuid[HVI_UUID_BYTES])
+struct node_worker *node_worker_find(const struct node_gpu *gpu, const struct node_gpu_asker *asker,
+                                     const unsigned char uuid[HVI_UUID_BYTES])
 {
     struct node_worker *worker;
 
@@ -121,17 +122,17 @@ static struct node_worker *make(struct node_gpu *gpu, const struct node_gpu_aske
 void node_gpu_want(struct node_gpu *gpu, const struct node_gpu_asker *asker,
                    const struct hvi_gpu_wanted *wanted)
 {
-    struct node_worker *worker = find(gpu, asker, wanted->uuid);
+    struct node_worker *worker = node_worker_find(gpu, asker, wanted->uuid);
     struct node_want *want, *older;
 
     if (worker == NULL)
         worker = make(gpu, asker, wanted);
     if (worker == NULL)
         return;
-    want = calloc(1, sizeof(*want));
     DL_SEARCH_SCALAR(worker->wants, older, engine, asker->engine);
     if (older != NULL)
         node_want_drop(worker, older); /* an engine has one socket to a worker, its last */
+    want = calloc(1, sizeof(*want));
     if (want == NULL) {
         node_want_refuse(gpu, asker, wanted, HVI_ERR_NO_MEMORY, "hvdd is out of memory");
         node_want_check_idle(worker);

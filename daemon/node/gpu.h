@@ -14,7 +14,7 @@
 #include <systemd/sd-event.h>
 
 /*      GpuState{up}        no engine           gpu-idle
- * starting ──────► up ◄────────────────► idle ───────────► ending ──► gone
+ * starting ──────► up ◄────────────────► idle ───────────► ending ──► gone        one that comes back is up
  *    │              │                        │                 ▲
  *    └──gpu-start───┴── gpu-silence, GpuEnd, hvdd stops ───────┘        gone from each: its process has ended */
 enum node_worker_state {
@@ -80,6 +80,11 @@ void node_gpu_end(struct node_gpu *gpu, const struct node_gpu_asker *asker,
 /* EngineFences: a session's page. node_gpu_engine_gone poisons its words when no worker that the engine had
  * can write the session's memory any more: when they have gone, or after 10 s. False: `fd` is none, and stays the caller's. */
 bool node_gpu_fences(struct node_gpu *gpu, struct node_engine *engine, int32_t rank, int fd);
+/* GpuReturn of a worker of an earlier hvdd, which is this process. True: it is in the table, which owns fd and pidfd. Logs. */
+bool node_gpu_return(struct node_gpu *gpu, const struct hvi_gpu_return *said, pid_t pid, int fd,
+                     int pidfd);
+/* An engine of an earlier hvdd is here, or one of its workers is: they find each other. */
+void node_gpu_engine_back(struct node_gpu *gpu, const struct node_gpu_asker *asker);
 /* Its process has ended. */
 void node_gpu_engine_gone(struct node_gpu *gpu, struct node_engine *engine);
 /* hvdd ends: all workers are told, and killed after a grace; calls->empty follows if there are any. */

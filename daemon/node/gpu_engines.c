@@ -145,6 +145,8 @@ void node_want_tell_end(struct node_worker *worker, const char *text)
         struct hvi_gpu_worker answer = {.request = want->linked ? 0 : want->request,
                                         .status =
                                             cannot ? HVI_ERR_UNSUPPORTED : HVI_ERR_WORKER_LOST};
+        if (want->engine == NULL)
+            continue;
         fill_answer(worker, &answer);
         snprintf(answer.text, sizeof(answer.text), "%s", text);
         tell(worker->gpu, want->engine, &answer, -1);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Workers of GPUs, for the files that make them up: gpu.c (the table), gpu_start.c, gpu_watch.c, gpu_worker.c (states, and
+ * Workers of GPUs, for the files that make them up: gpu.c (the table), gpu_start.c, gpu_return.c, gpu_watch.c, gpu_worker.c (states, and
  * what a worker is told), gpu_engines.c and gpu_fences.c. Main thread; nothing blocks. */
 #ifndef HVD_NODE_GPU_ROOM_H
 #define HVD_NODE_GPU_ROOM_H
@@ -11,7 +11,7 @@
 /* An engine that has a worker, or waits for it. */
 struct node_want {
     struct node_want *prev, *next;
-    struct node_engine *engine;
+    struct node_engine *engine; /* NULL: of a worker that has come back; the engine has not */
     uint64_t request, generation;
     pid_t pid; /* of the engine */
     bool linked;
@@ -40,6 +40,12 @@ struct node_worker {
     struct hvi_gpu_row row;
     struct node_want *wants;
 };
+
+/* ---- gpu.c ---- */
+
+/* Of the asker's job and user; NULL: there is none. */
+struct node_worker *node_worker_find(const struct node_gpu *gpu, const struct node_gpu_asker *asker,
+                                     const unsigned char uuid[HVI_UUID_BYTES]);
 
 /* ---- gpu_worker.c ---- */
 
@@ -79,6 +85,8 @@ void node_worker_read(struct node_worker *worker);
 /* These return a negative errno, or 0 and more. */
 int node_worker_watch_link(struct node_worker *worker);
 int node_worker_watch_child(struct node_worker *worker);
+/* By its pidfd: another process has started it. */
+int node_worker_watch_stranger(struct node_worker *worker);
 int node_worker_start_beats(struct node_gpu *gpu);
 
 /* ---- gpu_engines.c ---- */

@@ -113,6 +113,12 @@ int node_worker_watch_child(struct node_worker *worker)
                                     on_exit_of_child, worker);
 }
 
+int node_worker_watch_stranger(struct node_worker *worker)
+{
+    return sd_event_add_io(worker->gpu->event, &worker->exit, worker->pidfd, EPOLLIN,
+                           on_exit_of_stranger, worker);
+}
+
 /* The first message of a worker of a unit. False: it is not what the unit should start. */
 static bool meet(struct node_worker *worker, const struct hvi_packet *packet)
 {
@@ -120,8 +126,7 @@ static bool meet(struct node_worker *worker, const struct hvi_packet *packet)
 
     worker->pidfd = node_unit_meet(packet, worker->link_fd, "hvdd-gpu", text, sizeof(text));
     worker->pid = worker->pidfd < 0 ? 0 : packet->sender_pid;
-    if (worker->pidfd >= 0 && sd_event_add_io(worker->gpu->event, &worker->exit, worker->pidfd,
-                                              EPOLLIN, on_exit_of_stranger, worker) < 0) {
+    if (worker->pidfd >= 0 && node_worker_watch_stranger(worker) < 0) {
         snprintf(text, sizeof(text), "no memory to watch it");
         close(worker->pidfd);
         worker->pidfd = -1;

@@ -366,16 +366,22 @@ static void gpus_empty(void *user)
 const struct node_gpu_calls node_link_gpu_calls = {
     .tell = tell_gpu, .spawn = node_spawn_program, .empty = gpus_empty};
 
+static struct node_gpu_asker asker_of(struct node_engine *engine)
+{
+    const struct node_generation *generation = engine->generation;
+
+    return (struct node_gpu_asker){.engine = engine,
+                                   .job = generation->job->name.id,
+                                   .uid = generation->job->name.uid,
+                                   .generation = generation->number,
+                                   .pid = engine->pid};
+}
+
 /* False: it is none of these, or has not the descriptor that belongs to it. */
 static bool handle_gpu(struct node_engine *engine, struct hvi_packet *packet,
                        const struct hvi_packet_msg *msg)
 {
-    const struct node_generation *generation = engine->generation;
-    const struct node_gpu_asker asker = {.engine = engine,
-                                         .job = generation->job->name.id,
-                                         .uid = generation->job->name.uid,
-                                         .generation = generation->number,
-                                         .pid = engine->pid};
+    const struct node_gpu_asker asker = asker_of(engine);
     struct node_gpu *gpu = &engine->node->gpu;
 
     if (msg->kind == HVI_PACKET_GPU_WANTED)
@@ -741,7 +747,24 @@ int node_link_hello(struct node *node, const struct node_peer *peer,
             "job=%s generation=%llu pid=%d", hello->job, (unsigned long long)hello->generation,
             (int)peer->pid);
     restore_slots(node, generation, hello);
+    const struct node_gpu_asker asker = asker_of(engine);
+    node_gpu_engine_back(&node->gpu, &asker);
     node_link_presence(engine);
     node_attach_wake_held(node);
     return HVI_OK;
+}
+
+bool node_link_return(struct node *node, const struct node_peer *peer,
+                      const struct hvi_gpu_return *said, int fd, int pidfd)
+{
+    struct node_engine *engine;
+
+    if (!node_gpu_return(&node->gpu, said, peer->pid, fd, pidfd))
+        return false;
+    DL_FOREACH(node->engines, engine)
+    {
+        const struct node_gpu_asker asker = asker_of(engine);
+        node_gpu_engine_back(&node->gpu, &asker);
+    }
+    return true;
 }

@@ -268,6 +268,8 @@ def test_hvdd_is_killed_and_nobody_notices():
         case.warm()
         case.daemon.start()
         case.warm()
+        workers = sorted(case.daemon.workers())
+        wait_until(lambda: sorted(row["pid"] for row in rows(case)) == workers, "the new hvdd to have the workers")
         case.job.close()
         wait_until(lambda: not case.daemon.engines() and not case.daemon.workers(), "engine and workers to end", 10)
 

@@ -246,17 +246,26 @@ def test_no_name_of_another_user_commands_the_terminal_of_root(nobody, tmp_path)
             assert "2J" in text and not set(text) & set(COMMANDS) - {"2", "J"}, text
 
 
-def test_an_engine_hello_from_another_user_is_refused(nobody):
+def refuse_first(nobody: int, message: bytes) -> None:
+    """Another user says it first, and nothing comes of it."""
     with Daemon(options={"private": "no"}, folder_mode=0o755, user=as_service()) as daemon:
-        hello = wire.field(wire.ENGINE_HELLO, wire.message(
-            (1, wire.PROTOCOL_VERSION), (2, "ghost"), (3, 1), (4, 2), (5, 0), (6, 1)))
         code = ("import socket,sys; s=socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); s.connect(sys.argv[1]); "
                 "s.send(bytes.fromhex(sys.argv[2])); s.settimeout(10); s.recv(65536)")
-        subprocess.run(["/usr/bin/python3", "-c", code, str(daemon.attach_path), hello.hex()], user=nobody, check=True,
+        subprocess.run(["/usr/bin/python3", "-c", code, str(daemon.attach_path), message.hex()], user=nobody, check=True,
                        timeout=20, env={})
         line = daemon.expect_line("attach-refused")
         assert line.pairs["uid"] == str(nobody)
-        assert not daemon.jobs()
+        assert not daemon.jobs() and not daemon.ctl.json("gpus")["gpus"]
+
+
+def test_an_engine_hello_from_another_user_is_refused(nobody):
+    refuse_first(nobody, wire.field(wire.ENGINE_HELLO, wire.message(
+        (1, wire.PROTOCOL_VERSION), (2, "ghost"), (3, 1), (4, 2), (5, 0), (6, 1))))
+
+
+def test_a_gpu_return_from_another_user_is_refused(nobody):
+    refuse_first(nobody, wire.field(wire.GPU_RETURN, wire.message(
+        (1, wire.PROTOCOL_VERSION), (2, "ghost"), (3, 0), (4, bytes(16)), (5, 1))))
 
 
 def test_root_is_no_user_for_a_daemon_of_all_users(tmp_path):

@@ -70,13 +70,14 @@ void hvt_worker_start(struct hvt_worker *worker, int gpu, const struct hvt_worke
                                           .job = "train",
                                           .uid = 1000,
                                           .instance = 70 + (uint64_t)gpu,
-                                          .attach_path = "/run/hvdd/attach.sock",
                                           .call_ns = wish->call_ns,
                                           .comm_ns = wish->comm_ns}};
     char uuid[HVI_WIRE_GPU_UUID];
     int ends[2];
 
     signal(SIGPIPE, SIG_IGN);
+    snprintf(start.start.attach_path, sizeof(start.start.attach_path), "%s",
+             wish->attach_path == NULL ? "/run/hvdd/nothing.sock" : wish->attach_path);
     snprintf(uuid, sizeof(uuid), "GPU-66616b65-2067-7075-206f-66206e6f00%02x", gpu);
     ck_assert(hvi_uuid_parse(wish->uuid == NULL ? uuid : wish->uuid, start.start.uuid));
     ck_assert_int_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);

@@ -34,6 +34,7 @@ struct hvt_worker_wish {
     uint64_t call_ns, comm_ns;
     const char *uuid; /* NULL: that of the GPU */
     const char *fake; /* more for FAKEGPU; NULL: nothing */
+    const char *attach_path;
 };
 
 void hvt_worker_start(struct hvt_worker *worker, int gpu, const struct hvt_worker_wish *wish);

@@ -9,7 +9,9 @@
 #include "tests/unit/hvt_main.h"
 
 #include <fcntl.h>
+#include <stdlib.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -172,6 +174,101 @@ START_TEST(it_serves_engines_on_when_hvdd_has_gone_and_ends_with_the_last)
 }
 END_TEST
 
+/* ---- another hvdd ---- */
+
+static char folder[32], attach_path[64];
+static int listener;
+
+/* A worker with an engine, whose hvdd goes, and the socket of the next one. */
+static void lose_hvdd(void)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    const struct hvt_worker_wish wish = {.attach_path = attach_path};
+
+    hvt_worker_expect_state(&worker, HVI_GPU_UP);
+    hvt_worker_stop(&worker);
+    snprintf(folder, sizeof(folder), "/tmp/hvt-return-XXXXXX");
+    ck_assert_ptr_nonnull(mkdtemp(folder));
+    snprintf(attach_path, sizeof(attach_path), "%s/attach.sock", folder);
+    hvt_worker_start(&worker, 0, &wish);
+    link_engine();
+    ck_assert_int_eq(shutdown(worker.link_fd, SHUT_RDWR), 0);
+    close(worker.link_fd);
+    worker.link_fd = -1;
+    memcpy(address.sun_path, attach_path, strlen(attach_path) + 1);
+    listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    ck_assert_int_eq(bind(listener, (struct sockaddr *)&address, sizeof(address)), 0);
+    ck_assert_int_eq(listen(listener, 4), 0);
+}
+
+/* It knocks, and says who it is. */
+static void expect_return(void)
+{
+    struct hvi_packet_msg msg;
+
+    worker.link_fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+    ck_assert_int_ge(worker.link_fd, 0);
+    ck_assert_int_eq(
+        hvi_packet_receive(worker.link_fd, &worker.packet, hvi_deadline_after(HVT_PATIENCE_NS)),
+        HVI_OK);
+    ck_assert_int_eq(
+        hvi_packet_msg_decode(worker.packet.bytes, worker.packet.length, &msg, NULL, 0), HVI_OK);
+    ck_assert_int_eq(msg.kind, HVI_PACKET_GPU_RETURN);
+    ck_assert_str_eq(msg.gpu_return.job, "train");
+    ck_assert_uint_eq(msg.gpu_return.uid, 1000);
+    ck_assert_uint_eq(msg.gpu_return.instance, worker.instance);
+    ck_assert_str_eq(msg.gpu_return.row.uuid, HVT_GPU_0);
+    ck_assert_uint_eq(msg.gpu_return.engine_count, 1);
+    ck_assert_int_eq(msg.gpu_return.engines[0], getpid());
+    hvi_packet_msg_free(&msg);
+}
+
+static void end_listener(void)
+{
+    close(listener);
+    unlink(attach_path);
+    rmdir(folder);
+}
+
+START_TEST(it_comes_back_to_the_next_hvdd_and_obeys_it)
+{
+    struct hvi_gpu_msg beat = {.kind = HVI_GPU_BEAT, .beat = {7}};
+
+    lose_hvdd();
+    expect_return();
+    hvt_worker_send(worker.link_fd, &beat, NULL, 0);
+    hvt_worker_hear(&worker, worker.link_fd);
+    ck_assert_uint_eq(worker.msg.beat.number, 7);
+    close(worker.link_fd); /* and to the one after that */
+    expect_return();
+    hvt_engine_close(&worker); /* now it waits for a next engine */
+    hvt_worker_send(worker.link_fd, &beat, NULL, 0);
+    hvt_worker_hear(&worker, worker.link_fd);
+    ck_assert_int_eq(worker.msg.kind, HVI_GPU_BEAT);
+    end_listener();
+}
+END_TEST
+
+/* It answers as it answers strangers. 0: while an engine is there; 1: when none is left. */
+START_TEST(a_hvdd_that_does_not_want_it_is_left_alone)
+{
+    lose_hvdd();
+    expect_return();
+    if (_i == 1) {
+        hvt_engine_close(&worker);
+        usleep(50000);
+    }
+    ck_assert_int_eq(send(worker.link_fd, "no", 2, MSG_NOSIGNAL), 2);
+    hvt_worker_expect_closed(&worker, worker.link_fd);
+    if (_i == 0) {
+        ck_assert_int_eq(waitpid(worker.pid, NULL, WNOHANG), 0);
+        hvt_engine_close(&worker);
+    }
+    ck_assert_int_eq(hvt_worker_end(&worker), 0);
+    end_listener();
+}
+END_TEST
+
 START_TEST(it_ends_with_hvdd_when_no_engine_has_it)
 {
     hvt_worker_expect_state(&worker, HVI_GPU_UP);
@@ -266,6 +363,8 @@ int main(void)
     tcase_add_test(tcase, the_end_of_a_session_releases_the_workers_streams_alone);
     tcase_add_test(tcase, what_no_engine_says_ends_its_socket_and_poisons_its_pages);
     tcase_add_test(tcase, it_serves_engines_on_when_hvdd_has_gone_and_ends_with_the_last);
+    tcase_add_test(tcase, it_comes_back_to_the_next_hvdd_and_obeys_it);
+    tcase_add_loop_test(tcase, a_hvdd_that_does_not_want_it_is_left_alone, 0, 2);
     tcase_add_test(tcase, it_ends_with_hvdd_when_no_engine_has_it);
     tcase_add_test(tcase, a_gpu_that_is_not_there_is_said);
     tcase_add_loop_test(tcase, a_gpu_that_cannot_be_opened_is_said, 0, 2);

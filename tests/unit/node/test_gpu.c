@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Workers of GPUs, as hvdd sees them: real processes, which do what the name of their job says (fake_worker.c), and the real
  * hvdd-gpu on a machine without a driver. */
+#include "base/fate.h"
 #include "base/status.h"
 #include "base/uuid.h"
-#include "daemon/node/node.h"
 #include "daemon/node/gpu_room.h"
+#include "daemon/node/node.h"
 #include "shm/fence.h"
 #include "tests/unit/hvt_log.h"
 #include "tests/unit/hvt_main.h"
@@ -14,6 +15,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #define PATIENCE_NS (20 * HVI_NS_SEC)
@@ -196,13 +198,13 @@ START_TEST(engines_of_a_job_share_a_worker_and_other_jobs_have_their_own)
     ck_assert_uint_eq(gpu.worker_count, 3);
     want(0, "up", 5); /* it is up: at once */
     expect(4, 0, 5, HVI_OK);
-    ck_assert_str_eq(state_of_first(), "up");
-    ck_assert_int_eq(hvt_log_count("worker-started"), 3);
     for (uint64_t i = 0; i < 3; i++) { /* an engine has one socket to a worker, the last */
         want(0, "up", 6 + i);
         expect(5 + (int)i, 0, 6 + i, HVI_OK);
     }
     ck_assert_ptr_null(gpu.workers->prev->wants->next);
+    ck_assert_str_eq(state_of_first(), "up");
+    ck_assert_int_eq(hvt_log_count("worker-started"), 3);
     ck_assert_int_eq(hvt_log_count("worker-up"), 3);
 }
 END_TEST
@@ -392,6 +394,139 @@ START_TEST(an_engine_that_goes_before_its_worker_is_up_hears_nothing)
 }
 END_TEST
 
+/* ---- workers of an earlier hvdd ---- */
+
+static int32_t serving[] = {100, 101};
+
+static struct hvi_gpu_return said_by(void)
+{
+    struct hvi_gpu_return said = {.protocol_version = HVI_PROTOCOL_VERSION,
+                                  .job = "old",
+                                  .uid = 1000,
+                                  .instance = 4242,
+                                  .engines = serving,
+                                  .engine_count = 2};
+
+    memcpy(said.uuid, uuid, sizeof(uuid));
+    return said;
+}
+
+struct stranger {
+    pid_t pid;
+    int fd; /* its end of the link */
+};
+
+/* A process that another one has started. True: hvdd has taken it back. */
+static bool come_back(const struct hvi_gpu_return *said, struct stranger *stranger_p)
+{
+    int ends[2];
+
+    ck_assert_int_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends),
+                     0);
+    *stranger_p = (struct stranger){.pid = fork(), .fd = ends[1]};
+    if (stranger_p->pid == 0) {
+        pause();
+        _exit(0);
+    }
+    const int pidfd = hvi_pidfd_open(stranger_p->pid);
+    ck_assert_int_ge(pidfd, 0);
+    if (node_gpu_return(&gpu, said, stranger_p->pid, ends[0], pidfd))
+        return true;
+    close(ends[0]);
+    close(pidfd);
+    return false;
+}
+
+static void end_stranger(const struct stranger *stranger)
+{
+    kill(stranger->pid, SIGKILL);
+    close(stranger->fd);
+    ck_assert_int_eq(waitpid(stranger->pid, NULL, 0), stranger->pid);
+}
+
+static void engine_back(int index)
+{
+    const struct node_gpu_asker asker = asker_of(index, "old");
+
+    node_gpu_engine_back(&gpu, &asker);
+}
+
+static const char *first_state;
+static bool is_in_state(void)
+{
+    return strcmp(state_of_first(), first_state) == 0;
+}
+
+START_TEST(a_worker_that_comes_back_is_watched_and_belongs_to_its_engines)
+{
+    const struct hvi_gpu_return said = said_by();
+    struct stranger stranger;
+
+    ck_assert(come_back(&said, &stranger));
+    ck_assert_str_eq(state_of_first(), "up");
+    ck_assert_uint_eq(node_gpu_count(&gpu, NULL), 1);
+    engine_back(0);
+    engine_back(2); /* of that job, and not one of its */
+    end_stranger(&stranger);
+    run_until(no_worker, "its end");
+    ck_assert_int_eq(answer_count, 1);
+    expect_text(expect(0, 0, 0, HVI_ERR_WORKER_LOST), "its worker (pid ");
+    ck_assert_uint_eq(answers[0].said.instance, 4242);
+}
+END_TEST
+
+START_TEST(a_worker_whose_engines_do_not_come_back_is_idle_and_then_ends)
+{
+    const struct hvi_gpu_return said = said_by();
+    struct stranger stranger;
+
+    config.gpu_idle = 30 * (int64_t)HVI_NS_MS;
+    ck_assert(come_back(&said, &stranger));
+    first_state = "ending";
+    run_until(is_in_state, "it is to end");
+    end_stranger(&stranger);
+    ck_assert_int_eq(answer_count, 0);
+}
+END_TEST
+
+START_TEST(a_worker_that_came_back_serves_the_next_engine)
+{
+    const struct hvi_gpu_return said = said_by();
+    struct stranger stranger;
+
+    ck_assert(come_back(&said, &stranger));
+    engine_back(0);
+    want(1, "old", 9);
+    ck_assert_uint_eq(expect(0, 1, 9, HVI_OK)->said.instance, 4242);
+    end_stranger(&stranger);
+    run_until(no_worker, "its end");
+}
+END_TEST
+
+START_TEST(a_worker_is_not_taken_back_that)
+{
+    static const char *const due[] = {"it speaks another protocol version",
+                                      "its job has another worker for its GPU already",
+                                      "hvdd has as many workers for GPUs as it may (gpu-workers)"};
+    struct hvi_gpu_return said = said_by();
+    struct stranger first, second;
+
+    ck_assert(come_back(&said, &first));
+    if (_i == 0)
+        said.protocol_version++;
+    if (_i == 2)
+        config.gpu_workers = 1;
+    said.uuid[15] ^= _i == 2;
+    ck_assert(!come_back(&said, &second));
+    ck_assert_int_eq(hvt_log_count("return-refused"), 1);
+    ck_assert_int_eq(hvt_log_count(due[_i]), 1);
+    ck_assert_uint_eq(gpu.worker_count, 1);
+    end_stranger(&second);
+    end_stranger(&first);
+    run_until(no_worker, "its end");
+}
+END_TEST
+
 START_TEST(hvdd_ends_all_workers_and_starts_no_more)
 {
     want(0, "up", 1);
@@ -512,6 +647,10 @@ int main(void)
     tcase_add_test(tcase, an_engine_ends_a_worker_of_its_own_job_alone);
     tcase_add_test(tcase, a_worker_waits_idle_for_the_next_generation);
     tcase_add_test(tcase, an_engine_that_goes_before_its_worker_is_up_hears_nothing);
+    tcase_add_test(tcase, a_worker_that_comes_back_is_watched_and_belongs_to_its_engines);
+    tcase_add_test(tcase, a_worker_whose_engines_do_not_come_back_is_idle_and_then_ends);
+    tcase_add_test(tcase, a_worker_that_came_back_serves_the_next_engine);
+    tcase_add_loop_test(tcase, a_worker_is_not_taken_back_that, 0, 3);
     tcase_add_test(tcase, hvdd_ends_all_workers_and_starts_no_more);
     tcase_add_test(tcase, fences_are_poisoned_with_their_engine);
     tcase_add_loop_test(tcase, the_words_of_an_engine_that_has_gone_wait_for_its_worker, 0, 2);

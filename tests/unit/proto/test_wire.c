@@ -43,6 +43,8 @@ static void blank_lists(struct hvi_packet_msg *msg)
         msg->device_add.memory.chunks = NULL;
     if (msg->kind == HVI_PACKET_GPU_WANTED)
         msg->gpu_wanted.settings = NULL;
+    if (msg->kind == HVI_PACKET_GPU_RETURN)
+        msg->gpu_return.engines = NULL;
 }
 
 START_TEST(packet_round_trip)

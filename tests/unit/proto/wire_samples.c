@@ -261,6 +261,9 @@ static void fill_gpu_return(struct hvi_gpu_return *again, bool full)
     again->instance = UINT64_MAX;
     again->has_row = true;
     fill_gpu_row(&again->row, true);
+    again->engine_count = 2;
+    again->engines = zeroed(2, sizeof *again->engines);
+    again->engines[0] = INT32_MAX;
 }
 
 static void fill_gpu_packet(struct hvi_packet_msg *msg, bool full)
