@@ -78,8 +78,10 @@ void node_gpu_want(struct node_gpu *gpu, const struct node_gpu_asker *asker,
 void node_gpu_end(struct node_gpu *gpu, const struct node_gpu_asker *asker,
                   const struct hvi_gpu_end *end);
 /* EngineFences: a session's page. node_gpu_engine_gone poisons its words when no worker that the engine had
- * can write the session's memory any more: when they have gone, or after 10 s. False: `fd` is none, and stays the caller's. */
-bool node_gpu_fences(struct node_gpu *gpu, struct node_engine *engine, int32_t rank, int fd);
+ * can write the session's memory any more: when they have gone, or after 10 s. False: `fd` is none, or it would be one more than the
+ * `most` ranks that the engine has; `fd` stays the caller's. */
+bool node_gpu_fences(struct node_gpu *gpu, struct node_engine *engine, int32_t rank, int32_t most,
+                     int fd);
 /* GpuReturn of a worker of an earlier hvdd, which is this process. True: it is in the table, which owns fd and pidfd. Logs. */
 bool node_gpu_return(struct node_gpu *gpu, const struct hvi_gpu_return *said, pid_t pid, int fd,
                      int pidfd);

@@ -39,10 +39,25 @@ static void fences_free(struct node_fences **list, struct node_fences *fences)
     free(fences);
 }
 
-bool node_gpu_fences(struct node_gpu *gpu, struct node_engine *engine, int32_t rank, int fd)
+static int32_t count_others(const struct node_gpu *gpu, const struct node_engine *engine,
+                            int32_t rank)
 {
-    struct node_fences *fences = calloc(1, sizeof(*fences)), *old, *after;
+    const struct node_fences *fences;
+    int32_t count = 0;
 
+    DL_FOREACH(gpu->fences, fences)
+    count += fences->engine == engine && fences->rank != rank;
+    return count;
+}
+
+bool node_gpu_fences(struct node_gpu *gpu, struct node_engine *engine, int32_t rank, int32_t most,
+                     int fd)
+{
+    struct node_fences *fences, *old, *after;
+
+    if (count_others(gpu, engine, rank) >= most)
+        return false;
+    fences = calloc(1, sizeof(*fences));
     if (fences == NULL || hvi_fence_map(fd, &fences->page) != HVI_OK) {
         free(fences);
         return false;

@@ -389,7 +389,8 @@ static bool handle_gpu(struct node_engine *engine, struct hvi_packet *packet,
     else if (msg->kind == HVI_PACKET_GPU_END)
         node_gpu_end(gpu, &asker, &msg->gpu_end);
     else if (msg->kind != HVI_PACKET_ENGINE_FENCES || packet->fd_count != 1 ||
-             !node_gpu_fences(gpu, engine, msg->engine_fences.rank, packet->fds[0]))
+             !node_gpu_fences(gpu, engine, msg->engine_fences.rank, engine->generation->seats,
+                              packet->fds[0]))
         return false;
     else
         hvi_packet_take_fd(packet, 0); /* the page's, and closed by now */

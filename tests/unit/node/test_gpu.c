@@ -548,15 +548,18 @@ START_TEST(fences_are_poisoned_with_their_engine)
     for (int i = 0; i < 2; i++) {
         ck_assert_int_eq(hvi_fence_create(&page[i]), HVI_OK);
         int fd = dup(page[i].map.fd);
-        ck_assert(node_gpu_fences(&gpu, engine_at(i), 5, fd));
+        ck_assert(node_gpu_fences(&gpu, engine_at(i), 5, 1, fd));
     }
     node_gpu_engine_gone(&gpu, engine_at(0));
     ck_assert(hvi_fence_is_ready(&page[0], 1, 1));
     ck_assert_uint_eq(atomic_load(&page[0].cells[HVI_FENCE_CELLS - 1].done), HVI_FENCE_POISON);
     ck_assert_uint_eq(atomic_load(&page[1].cells[1].done), 0);
     int fd = open("/dev/null", O_RDWR | O_CLOEXEC);
-    ck_assert(!node_gpu_fences(&gpu, engine_at(1), 6, fd));
-    close(fd); /* it stayed ours */
+    ck_assert(!node_gpu_fences(&gpu, engine_at(1), 6, 2, fd));
+    close(fd);                /* it stayed ours */
+    fd = dup(page[1].map.fd); /* of a second rank, where it has one */
+    ck_assert(!node_gpu_fences(&gpu, engine_at(1), 6, 1, fd));
+    close(fd);
     for (int i = 0; i < 2; i++)
         hvi_fence_fini(&page[i]);
 }
@@ -575,7 +578,7 @@ START_TEST(the_words_of_an_engine_that_has_gone_wait_for_its_worker)
     ck_assert_int_eq(hvi_fence_create(&page), HVI_OK);
     want(0, "up", 1);
     pid_t pid = expect(0, 0, 1, HVI_OK)->said.pid;
-    ck_assert(node_gpu_fences(&gpu, engine_at(0), 5, dup(page.map.fd)));
+    ck_assert(node_gpu_fences(&gpu, engine_at(0), 5, 1, dup(page.map.fd)));
     node_gpu_engine_gone(&gpu, engine_at(0));
     ck_assert(!hvi_fence_is_ready(&page, 1, 1)); /* the worker's to open */
     ck_assert_uint_eq(done_word(&page), 0);
