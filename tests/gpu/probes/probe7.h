@@ -11,5 +11,9 @@ CUmemLocation probe7_here(void);
 /* Maps a handle of `bytes` at an address reserved before, for reading and writing on this device, or fails. */
 void probe7_map(CUdeviceptr at, size_t bytes, CUmemGenericAllocationHandle handle);
 void probe7_owner(const struct probe_options *o);
+/* probe7_users.c: the variants in which owner and importer are of different users. */
+int probe7_is_of_users(const struct probe_options *o);
+void probe7_become_owner(const struct probe_options *o);
+void probe7_take_of_users(const struct probe_options *o);
 #endif
 #endif

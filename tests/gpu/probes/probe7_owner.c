@@ -116,8 +116,9 @@ static void offer_legacy(void)
 
 void probe7_owner(const struct probe_options *o)
 {
+    probe7_become_owner(o);
     cu_attach(o, CU_NEEDS_VMM | CU_NEEDS_POOLS | CU_NEEDS_TWO_PROCESSES);
-    if (strcmp(o->variant, "vmm") == 0)
+    if (strcmp(o->variant, "vmm") == 0 || strcmp(o->variant, "other_user_vmm") == 0)
         offer_vmm();
     else if (strcmp(o->variant, "pool") == 0)
         offer_pool();

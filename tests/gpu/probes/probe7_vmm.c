@@ -178,6 +178,10 @@ static struct probe_peer start_python(const struct probe_options *o)
 
 static void importer(const struct probe_options *o)
 {
+    if (probe7_is_of_users(o)) {
+        probe7_take_of_users(o);
+        return;
+    }
     cu_attach(o, CU_NEEDS_VMM | CU_NEEDS_POOLS | CU_NEEDS_TWO_PROCESSES);
     int is_torch = strcmp(o->variant, "torch") == 0;
     const char *why_not = nccl_load();
@@ -197,7 +201,8 @@ static void importer(const struct probe_options *o)
     probe_end(&peer, PROBE_WAIT_S);
 }
 
-static const char *const variants[] = {"vmm", "pool", "legacy", "torch", NULL};
+static const char *const variants[] = {
+    "vmm", "pool", "legacy", "other_user_vmm", "other_user_legacy", "torch", NULL};
 static const struct probe_role roles[] = {
     {"importer", importer}, {"owner", probe7_owner}, {NULL, NULL}};
 const struct probe probe = {
