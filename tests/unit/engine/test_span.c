@@ -1966,14 +1966,25 @@ END_TEST
 /* A step of ops whose sizes are known late: 0 and 1 gather, 2 scatters, 3 is all to all, 4 adds up. */
 #define SIZED_STEP 5u
 
+static bool sized_on_gpus; /* then each rank has an input */
+
+/* Number _i of a loop over all layouts, and the first once more, on GPUs. */
+static void begin_sized(int number, uint64_t seed)
+{
+    sized_on_gpus = number == LAYOUTS;
+    begin(&layouts[sized_on_gpus ? 0 : number], seed);
+}
+
 static void bring_sized(int32_t rank, uint32_t op, int64_t more)
 {
     static const uint16_t kinds[SIZED_STEP] = {HVI_KIND_ALLGATHER, HVI_KIND_ALLGATHER,
                                                HVI_KIND_REDUCESCATTER, HVI_KIND_ALLTOALL,
                                                HVI_KIND_ALLREDUCE};
     int64_t splits[HVT_RANKS], rows = 0;
-    struct hvt_bring what = allreduce(names[op], rank % 3 + more);
+    struct hvt_bring what = allreduce(names[op], rank % 3 + more + sized_on_gpus);
 
+    if (sized_on_gpus)
+        what = on_gpu(what, rank);
     what.kind = kinds[op];
     what.given = op == 1;
     what.room = 1 << 16;
@@ -2012,7 +2023,7 @@ static void play_sized_until_live(void)
 START_TEST(sizes_that_repeat_cost_no_message)
 {
     chance = 17 + (uint64_t)_i;
-    begin(&layouts[_i], 1 + (uint64_t)_i);
+    begin_sized(_i, 1 + (uint64_t)_i);
     play_sized_until_live();
     uint64_t messages = job.messages, replayed = job.node[1].replayed;
     for (uint32_t turn = 0; turn < 10; turn++) {
@@ -2031,7 +2042,7 @@ START_TEST(other_sizes_in_a_step_that_repeats_are_negotiated)
     for (uint64_t seed = 1; seed <= 12; seed++) {
         uint32_t odd_op = seed % 2 == 0 ? 0 : seed % 4 == 1 ? 1 : 3;
         chance = seed * 31 + (uint64_t)_i;
-        begin(&layouts[_i], seed);
+        begin_sized(_i, seed);
         play_sized_until_live();
         play_sized((int32_t)below((uint32_t)one.size), odd_op);
         step();
@@ -2808,8 +2819,8 @@ static void add_ops(TCase *tcase)
 static void add_steps(TCase *tcase)
 {
     tcase_add_loop_test(tcase, steps_that_repeat_cost_no_message, 0, LAYOUTS);
-    tcase_add_loop_test(tcase, sizes_that_repeat_cost_no_message, 0, LAYOUTS);
-    tcase_add_loop_test(tcase, other_sizes_in_a_step_that_repeats_are_negotiated, 0, LAYOUTS);
+    tcase_add_loop_test(tcase, sizes_that_repeat_cost_no_message, 0, LAYOUTS + 1);
+    tcase_add_loop_test(tcase, other_sizes_in_a_step_that_repeats_are_negotiated, 0, LAYOUTS + 1);
     tcase_add_loop_test(tcase, sizes_that_change_are_no_step, 0, LAYOUTS);
     tcase_add_loop_test(tcase, outputs_that_come_after_a_halt_are_not_lost, 0, LAYOUTS);
     tcase_add_loop_test(tcase, what_differs_in_a_step_that_repeats_fails_as_ever, 0, LAYOUTS);
