@@ -473,7 +473,7 @@ static int on_timer(sd_event_source *source, uint64_t usec, void *user)
     struct engine_watch *watch = user;
     uint64_t now_ns = hvi_clock_ns();
 
-    (void)usec;
+    (void)source, (void)usec;
     engine_liveness_watch(watch->sessions);
     if (now_ns - watch->stall_looked_ns >= LOOK_NS) {
         watch->stall_looked_ns = now_ns;
@@ -484,27 +484,22 @@ static int on_timer(sd_event_source *source, uint64_t usec, void *user)
     engine_stall_look(watch, hvi_clock_ns()); /* what was drained has come after `now_ns` */
     if (watch->exec->remote > 0 || watch->exec->devices > 0)
         engine_dispatch_watch(watch->exec);
-    if (is_idle(watch))
-        return sd_event_source_set_enabled(source, SD_EVENT_OFF);
-    sd_event_source_set_time_relative(source, ENGINE_WATCH_NS / 1000);
-    return sd_event_source_set_enabled(source, SD_EVENT_ONESHOT);
+    if (!is_idle(watch))
+        engine_stall_arm(watch);
+    return 0;
 }
 
 void engine_stall_arm(struct engine_watch *watch)
 {
     int enabled = SD_EVENT_OFF;
 
-    if (!watch->stall_source) {
+    if (!watch->stall_source)
         watch->stall_looked_ns = hvi_clock_ns();
-        sd_event_add_time_relative(watch->event, &watch->stall_source, CLOCK_MONOTONIC,
-                                   ENGINE_WATCH_NS / 1000, 1000, on_timer, watch);
-        return;
-    }
-    sd_event_source_get_enabled(watch->stall_source, &enabled);
-    if (enabled != SD_EVENT_OFF)
-        return;
-    sd_event_source_set_time_relative(watch->stall_source, ENGINE_WATCH_NS / 1000);
-    sd_event_source_set_enabled(watch->stall_source, SD_EVENT_ONESHOT);
+    else
+        sd_event_source_get_enabled(watch->stall_source, &enabled);
+    if (enabled == SD_EVENT_OFF)
+        engine_event_after(watch->event, &watch->stall_source, ENGINE_WATCH_NS / 1000, 1000,
+                           on_timer, watch);
 }
 
 /* ---- settings ---- */
