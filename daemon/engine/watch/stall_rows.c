@@ -163,23 +163,36 @@ void engine_stall_standing(const struct engine_watch *watch, struct hvi_missing_
     *count_p = rows ? seats : 0;
 }
 
+/* With room for all members of the set, and for those elsewhere. */
+static int begin_row(const struct engine_watch *watch, const struct engine_set *set,
+                     const char *kind, uint64_t age_ns, struct hvi_stall_row *row)
+{
+    row->ready = calloc(set->places, sizeof *row->ready);
+    row->missing = calloc(set->places + ENGINE_STALL_RANKS, sizeof *row->missing);
+    snprintf(row->op, sizeof row->op, "%s", kind);
+    snprintf(row->job, sizeof row->job, "%s", watch->start->job);
+    row->process_set = set->id;
+    row->age_ns = age_ns;
+    return row->ready && row->missing ? HVI_OK : HVI_ERR_NO_MEMORY;
+}
+
+static void add_missing_in(const struct engine_watch *watch, engine_seat seat, const char *waits_in,
+                           struct hvi_stall_row *row)
+{
+    struct hvi_missing_rank *missing = &row->missing[row->missing_count++];
+
+    fill_missing(watch, seat, NULL, missing);
+    snprintf(missing->waits_in, sizeof missing->waits_in, "%s", waits_in);
+}
+
 static int fill_row(const struct engine_watch *watch, const struct engine_op *op,
                     const struct engine_op *const *oldest, uint64_t now_ns,
                     struct hvi_stall_row *row)
 {
-    uint32_t members = op->set->places;
-    const struct engine_part *part = engine_op_first_part(op);
-
-    row->ready = calloc(members, sizeof *row->ready);
-    row->missing = calloc(members + ENGINE_STALL_RANKS, sizeof *row->missing);
-    if (!row->ready || !row->missing)
+    if (begin_row(watch, op->set, engine_stall_kind(op), now_ns - op->first_ns, row) != HVI_OK)
         return HVI_ERR_NO_MEMORY;
     engine_tensor_name(op->tensor, row->tensor);
-    snprintf(row->op, sizeof row->op, "%s", engine_stall_kind(op));
-    snprintf(row->job, sizeof row->job, "%s", watch->start->job);
-    row->process_set = part ? part->copy.process_set : 0;
-    row->age_ns = now_ns - op->first_ns;
-    for (uint32_t i = 0; i < members; i++) {
+    for (uint32_t i = 0; i < op->set->places; i++) {
         engine_seat seat = op->set->seats[i];
         if (engine_stall_misses(op, i))
             fill_missing(watch, seat, oldest[seat.n], &row->missing[row->missing_count++]);
@@ -195,24 +208,16 @@ static int fill_held_row(const struct engine_watch *watch, const struct engine_h
                          uint64_t now_ns, struct hvi_stall_row *row)
 {
     const struct engine_set *set = held->slot->set;
+    const char *kind = hvi_kind_text(held->slot->agreed.kind);
 
-    row->ready = calloc(set->places, sizeof *row->ready);
-    row->missing = calloc(set->places, sizeof *row->missing);
-    if (!row->ready || !row->missing)
+    if (begin_row(watch, set, kind, now_ns - held->since_ns, row) != HVI_OK)
         return HVI_ERR_NO_MEMORY;
     snprintf(row->tensor, sizeof row->tensor, "%s", held->name);
-    snprintf(row->op, sizeof row->op, "%s", hvi_kind_text(held->slot->agreed.kind));
-    snprintf(row->job, sizeof row->job, "%s", watch->start->job);
-    row->process_set = held->slot->agreed.process_set;
-    row->age_ns = now_ns - held->since_ns;
     for (uint32_t i = 0; i < set->places; i++) {
-        if (held->holders >> set->seats[i].n & 1u) {
-            struct hvi_missing_rank *missing = &row->missing[row->missing_count++];
-            fill_missing(watch, set->seats[i], NULL, missing);
-            snprintf(missing->waits_in, sizeof missing->waits_in, "its part of the reduction");
-        } else {
+        if (held->holders >> set->seats[i].n & 1u)
+            add_missing_in(watch, set->seats[i], "its part of the reduction", row);
+        else
             row->ready[row->ready_count++] = set->ranks[i];
-        }
     }
     return HVI_OK;
 }
@@ -222,33 +227,16 @@ static int fill_executing_row(const struct engine_watch *watch, const struct eng
                               uint32_t place, const char *waits_in, uint64_t now_ns,
                               struct hvi_stall_row *row)
 {
-    const struct engine_part *part = engine_op_first_part(op);
-
-    row->ready = calloc(op->set->places, sizeof *row->ready);
-    row->missing = calloc(op->set->places, sizeof *row->missing);
-    if (!row->ready || !row->missing)
+    if (begin_row(watch, op->set, hvi_kind_text(op->kind), now_ns - op->first_ns, row) != HVI_OK)
         return HVI_ERR_NO_MEMORY;
     engine_tensor_name(op->tensor, row->tensor);
-    snprintf(row->op, sizeof row->op, "%s", hvi_kind_text(op->kind));
-    snprintf(row->job, sizeof row->job, "%s", watch->start->job);
-    row->process_set = part ? part->copy.process_set : 0;
-    row->age_ns = now_ns - op->first_ns;
     for (uint32_t i = 0; i < op->set->places; i++) {
-        struct hvi_missing_rank *missing = &row->missing[row->missing_count];
-        if (i == place) {
-            fill_missing(watch, op->set->seats[i], NULL, missing);
-            snprintf(missing->waits_in, sizeof missing->waits_in, "%s", waits_in);
-            row->missing_count++;
-        } else if (op->parts[i]) {
+        if (i == place)
+            add_missing_in(watch, op->set->seats[i], waits_in, row);
+        else if (op->parts[i])
             row->ready[row->ready_count++] = op->set->ranks[i];
-        }
     }
     return HVI_OK;
-}
-
-static bool is_old(uint64_t since_ns, uint64_t now_ns, uint64_t age_ns)
-{
-    return since_ns <= now_ns && now_ns - since_ns >= age_ns;
 }
 
 void engine_stall_rows_free(struct hvi_stall_row *rows, size_t count)
@@ -267,9 +255,11 @@ struct table {
     uint64_t now_ns, min_age_ns;
 };
 
-/* The next row; NULL: it is counted, and left out. */
-static struct hvi_stall_row *next_row(struct table *table)
+/* The next row, of what waits since then; NULL: not long enough, or it is counted, and left out. */
+static struct hvi_stall_row *next_row(struct table *table, uint64_t since_ns)
 {
+    if (since_ns > table->now_ns || table->now_ns - since_ns < table->min_age_ns)
+        return NULL;
     if (table->count < table->limit)
         return &table->rows[table->count++];
     table->left_out++;
@@ -283,9 +273,7 @@ static int add_waiting(const struct engine_watch *watch, struct table *table)
 
     for (const struct engine_op *op = watch->order->waiting_first; status == HVI_OK && op;
          op = op->next) {
-        if (table->now_ns - op->first_ns < table->min_age_ns)
-            break;
-        struct hvi_stall_row *row = next_row(table);
+        struct hvi_stall_row *row = next_row(table, op->first_ns);
         if (row)
             status = fill_row(watch, op, oldest, table->now_ns, row);
     }
@@ -303,9 +291,7 @@ static int add_silent(struct engine_watch *watch, struct table *table)
 
     while (status == HVI_OK &&
            (op = engine_dispatch_next_silent(watch->exec, &cursor, &fault)) != NULL) {
-        if (!is_old(op->first_ns, table->now_ns, table->min_age_ns))
-            continue;
-        struct hvi_stall_row *row = next_row(table);
+        struct hvi_stall_row *row = next_row(table, op->first_ns);
         snprintf(text, sizeof text,
                  "its memory, which does not answer while the op executes (%s, 0x%" PRIx64 ")",
                  fault.writing ? "output" : "input", fault.address);
@@ -325,9 +311,7 @@ static int add_gated(struct engine_watch *watch, struct table *table)
 
     while (status == HVI_OK &&
            (op = engine_dispatch_next_gated(watch->exec, &cursor, &place)) != NULL) {
-        if (!is_old(op->first_ns, table->now_ns, table->min_age_ns))
-            continue;
-        struct hvi_stall_row *row = next_row(table);
+        struct hvi_stall_row *row = next_row(table, op->first_ns);
         if (row)
             status =
                 fill_executing_row(watch, op, place, "its stream, which has not come to the op yet",
@@ -343,9 +327,7 @@ static int add_held(struct engine_watch *watch, struct table *table)
 
     for (uint32_t cursor = 0;
          status == HVI_OK && engine_slots_next_held(watch->slots, &cursor, &held);) {
-        if (!is_old(held.since_ns, table->now_ns, table->min_age_ns))
-            continue;
-        struct hvi_stall_row *row = next_row(table);
+        struct hvi_stall_row *row = next_row(table, held.since_ns);
         if (row)
             status = fill_held_row(watch, &held, table->now_ns, row);
     }
