@@ -47,6 +47,7 @@ void hvt_cluster_open(struct hvt_cluster *cluster, const struct engine_backend *
         struct engine_backend_config config = {.threads = 1,
                                                .post = on_post,
                                                .user = node,
+                                               .owner = node,
                                                .lane_wanted = on_lane_wanted,
                                                .lanes = lanes};
         *node = (struct hvt_cluster_node){.cluster = cluster, .number = i};

@@ -201,25 +201,26 @@ struct engine_backend_config {
     /* Called exactly once per started batch, from the thread that did the last piece, under no
      * lock: the batch is the receiver's again. Inside start() for batches that are done at once. */
     void (*post)(void *user, struct engine_batch *batch);
+    /* Main thread, of a row with .says_started, once for a batch that begins: from here on nothing that is not under
+     * way already can keep it from its end. Inside start(), help() and engine_gpu_backend_*. */
+    void (*started)(void *user, struct engine_batch *batch);
     void *user;
+    void *owner; /* whom the functions below are called with */
     /* Inside start(): a connection to this node is needed, which engine_wire_backend_lane brings later.
      * Once for each. NULL: none can be asked for. */
-    void (*lane_wanted)(void *user, uint32_t node, uint32_t lane);
+    void (*lane_wanted)(void *owner, uint32_t node, uint32_t lane);
     uint32_t lanes; /* connections to each neighbour, the same on all nodes; 0: ENGINE_WIRE_LANES */
     /* Main thread. Inside start(): these workers need a communicator; engine_gpu_backend_comm follows. Inside
      * watch() or help(): a worker does not move or lies; engine_gpu_backend_lost follows when it is dead, perhaps at
      * once. NULL: there are no workers. */
-    void (*comm_wanted)(void *user, const struct engine_gpu_comm *comm);
-    void (*worker_stuck)(void *user, uint32_t worker, const char *text);
+    void (*comm_wanted)(void *owner, const struct engine_gpu_comm *comm);
+    void (*worker_stuck)(void *owner, uint32_t worker, const char *text);
     /* News of a communicator's works for the row of one of its other nodes: engine_gpu_backend_heard. Inside anything but
      * open() and close(). NULL: there are no other nodes. */
-    void (*tell_node)(void *user, const struct engine_gpu_comm *comm, uint32_t node,
+    void (*tell_node)(void *owner, const struct engine_gpu_comm *comm, uint32_t node,
                       const struct engine_gpu_news *news);
     /* A work of it will not start here, and others wait for it: engine_gpu_backend_comm follows, here and on all nodes. */
-    void (*comm_over)(void *user, uint32_t comm, int status, const char *text);
-    /* Main thread, of a row with .says_started, once for a batch that begins: from here on nothing that is not under
-     * way already can keep it from its end. Inside start(), help() and engine_gpu_backend_*. */
-    void (*started)(void *user, struct engine_batch *batch);
+    void (*comm_over)(void *owner, uint32_t comm, int status, const char *text);
 };
 
 struct engine_backend {

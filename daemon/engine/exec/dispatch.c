@@ -65,42 +65,6 @@ static void post(void *user, struct engine_batch *batch)
     HVI_ASSERT(written == sizeof one);
 }
 
-static void ask_for_lane(void *user, uint32_t node, uint32_t lane)
-{
-    struct engine_exec *exec = user;
-
-    exec->calls->lane_wanted(exec->user, node, lane);
-}
-
-static void ask_for_comm(void *user, const struct engine_gpu_comm *comm)
-{
-    struct engine_exec *exec = user;
-
-    exec->calls->comm_wanted(exec->user, comm);
-}
-
-static void tell_gpus(void *user, const struct engine_gpu_comm *comm, uint32_t node,
-                      const struct engine_gpu_news *news)
-{
-    struct engine_exec *exec = user;
-
-    exec->calls->tell_gpus(exec->user, comm, node, news);
-}
-
-static void end_comm(void *user, uint32_t comm, int status, const char *text)
-{
-    struct engine_exec *exec = user;
-
-    exec->calls->comm_over(exec->user, comm, status, text);
-}
-
-static void end_worker(void *user, uint32_t worker, const char *text)
-{
-    struct engine_exec *exec = user;
-
-    exec->calls->worker_stuck(exec->user, worker, text);
-}
-
 static void show_start(void *user, struct engine_batch *batch)
 {
     struct engine_exec *exec = user;
@@ -115,12 +79,13 @@ int engine_dispatch_open(struct engine_exec *exec)
         .threads = exec->threads,
         .post = post,
         .user = exec,
-        .lane_wanted = exec->calls->lane_wanted ? ask_for_lane : NULL,
-        .comm_wanted = exec->calls->comm_wanted ? ask_for_comm : NULL,
-        .worker_stuck = exec->calls->worker_stuck ? end_worker : NULL,
-        .tell_node = exec->calls->tell_gpus ? tell_gpus : NULL,
-        .comm_over = exec->calls->comm_over ? end_comm : NULL,
         .started = show_start,
+        .owner = exec->user,
+        .lane_wanted = exec->calls->lane_wanted,
+        .comm_wanted = exec->calls->comm_wanted,
+        .worker_stuck = exec->calls->worker_stuck,
+        .tell_node = exec->calls->tell_gpus,
+        .comm_over = exec->calls->comm_over,
     };
 
     exec->main_thread = pthread_self();

@@ -236,7 +236,7 @@ static struct gpu_comm *comm_for(struct gpu *gpu, const struct engine_gpu_route 
     comm->next = gpu->comms;
     gpu->comms = comm;
     const struct engine_gpu_comm wanted = engine_gpu_describe_comm(comm);
-    gpu->config.comm_wanted(gpu->config.user, &wanted);
+    gpu->config.comm_wanted(gpu->config.owner, &wanted);
     return comm;
 }
 
@@ -378,7 +378,7 @@ static void leave_abandoned(struct gpu *gpu)
             continue;
         comm->abandoned = false;
         if (gpu->config.comm_over)
-            gpu->config.comm_over(gpu->config.user, comm->number, HVI_ERR_CANCELLED,
+            gpu->config.comm_over(gpu->config.owner, comm->number, HVI_ERR_CANCELLED,
                                   "a rank has ended before the op was started on its GPU");
     }
 }

@@ -130,7 +130,7 @@ void engine_gpu_end_worker(struct gpu *gpu, uint32_t number, const char *text)
     worker->ended = true;
     worker->lie = NULL;
     if (gpu->config.worker_stuck)
-        gpu->config.worker_stuck(gpu->config.user, number, text);
+        gpu->config.worker_stuck(gpu->config.owner, number, text);
     else
         engine_gpu_backend_lost(gpu, number, text);
 }

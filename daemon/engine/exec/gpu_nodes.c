@@ -133,7 +133,7 @@ static void tell(struct gpu *gpu, const struct gpu_comm *comm, uint32_t node,
     const struct engine_gpu_comm described = engine_gpu_describe_comm(comm);
 
     if (gpu->config.tell_node)
-        gpu->config.tell_node(gpu->config.user, &described, node, news);
+        gpu->config.tell_node(gpu->config.owner, &described, node, news);
 }
 
 /* Up to this work, if the node has not been told so. */

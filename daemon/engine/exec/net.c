@@ -201,7 +201,7 @@ static bool ask_for_lanes(struct engine_wire *net, const struct engine_wire_work
             continue;
         net->asked[node] |= (uint8_t)(1u << lane);
         if (net->config.lane_wanted)
-            net->config.lane_wanted(net->config.user, node, lane);
+            net->config.lane_wanted(net->config.owner, node, lane);
     }
     return true;
 }
