@@ -430,18 +430,11 @@ static void imported(void *user, uint64_t ticket, int status, const char *text)
     engine_device_imported(&engine->sessions, ticket, status, text);
 }
 
-static void released(void *user, uint64_t ticket, int status, const char *text)
+static void answered(void *user, uint64_t ticket, int status, const char *text)
 {
     struct engine *engine = user;
 
-    engine_device_released(&engine->sessions, ticket, status, text);
-}
-
-static void paged(void *user, uint64_t ticket, int status, const char *text)
-{
-    struct engine *engine = user;
-
-    engine_device_paged(&engine->sessions, ticket, status, text);
+    engine_device_answered(&engine->sessions, ticket, status, text);
 }
 
 static void joined(void *user, uint32_t comm, int status, const char *text)
@@ -470,8 +463,8 @@ const struct engine_device_calls engine_calls_device = {
     .linked = worker_linked,
     .lost = worker_lost,
     .imported = imported,
-    .released = released,
-    .paged = paged,
+    .released = answered,
+    .paged = answered,
     .joined = joined,
     .tell = tell_node,
     .name = name_of_node,

@@ -56,24 +56,33 @@ uint64_t engine_control_region_bytes(const struct engine_sessions *sessions, boo
     return bytes;
 }
 
+int engine_control_check_id(const struct engine_session *session, uint32_t region, uint32_t waiting,
+                            char *text_p, size_t text_size)
+{
+    const struct hvi_engine_start *start = session->sessions->start;
+
+    if (region == HVI_REGION_INLINE || region == HVI_REGION_NONE || region == HVI_REGION_PROCESS ||
+        engine_regions_find(&session->regions, region)) {
+        snprintf(text_p, text_size, "region id %u is taken", region);
+        return HVI_ERR_INVALID;
+    }
+    if (session->regions.count + waiting < start->regions_max)
+        return HVI_OK;
+    snprintf(text_p, text_size,
+             "this session has %u regions, the limit is %u (regions-per-session)",
+             session->regions.count, start->regions_max);
+    return HVI_ERR_LIMIT;
+}
+
 static int check_region(const struct engine_session *session, const struct hvi_region_add *add,
                         char *text_p, size_t text_size)
 {
     const struct hvi_engine_start *start = session->sessions->start;
     uint64_t used = engine_control_region_bytes(session->sessions, add->process_memory);
+    int status = engine_control_check_id(session, add->region, 0, text_p, text_size);
 
-    if (add->region == HVI_REGION_INLINE || add->region == HVI_REGION_NONE ||
-        add->region == HVI_REGION_PROCESS || engine_regions_find(&session->regions, add->region)) {
-        snprintf(text_p, text_size, "region id %u is taken", add->region);
-        return HVI_ERR_INVALID;
-    }
-    if (session->regions.count >= start->regions_max) {
-        snprintf(text_p, text_size,
-                 "this session has %u regions, the limit is %u "
-                 "(regions-per-session)",
-                 session->regions.count, start->regions_max);
-        return HVI_ERR_LIMIT;
-    }
+    if (status != HVI_OK)
+        return status;
     if (used > start->region_bytes_max || add->bytes > start->region_bytes_max - used) {
         snprintf(text_p, text_size,
                  "%" PRIu64 " bytes more than the %" PRIu64 " that job '%s' has registered exceed "

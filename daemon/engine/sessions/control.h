@@ -13,6 +13,10 @@ void engine_control_ack(struct engine_session *session, uint64_t request, int st
 /* Sends an Ack to the rank that asked, unless its session is over. */
 void engine_control_answer(struct engine_sessions *sessions, const struct engine_asker *asker,
                            int status, const char *text);
+/* Whether the session may have one more region, beside `waiting` ones that are not in its table yet, with this id. HVI_OK,
+ * or an error with a sentence. */
+int engine_control_check_id(const struct engine_session *session, uint32_t region, uint32_t waiting,
+                            char *text_p, size_t text_size);
 /* Ends a RegionAdd: maps `fd`, which it owns, or refuses it with `status` and `text`. */
 void engine_control_settle(struct engine_session *session, const struct hvi_region_add *add, int fd,
                            int status, const char *text);

@@ -120,24 +120,12 @@ static uint32_t count_wishes(const struct engine_session *session)
 static int check(const struct engine_session *session, const struct hvi_device_add *add,
                  char *text_p, size_t text_size)
 {
-    const struct hvi_engine_start *start = session->sessions->start;
+    const uint32_t others = count_wishes(session) - 1; /* but for this wish */
 
-    if (add->region == HVI_REGION_INLINE || add->region == HVI_REGION_NONE ||
-        add->region == HVI_REGION_PROCESS || engine_regions_find(&session->regions, add->region)) {
-        snprintf(text_p, text_size, "region id %u is taken", add->region);
-        return HVI_ERR_INVALID;
-    }
-    if (add->memory.bytes == 0 || add->memory.bytes > UINT64_C(1) << 62) {
-        snprintf(text_p, text_size, "there is no memory of that size");
-        return HVI_ERR_INVALID;
-    }
-    if (session->regions.count + count_wishes(session) > start->regions_max) { /* this wish too */
-        snprintf(text_p, text_size,
-                 "this session has %u regions, the limit is %u (regions-per-session)",
-                 session->regions.count, start->regions_max);
-        return HVI_ERR_LIMIT;
-    }
-    return HVI_OK;
+    if (add->memory.bytes > 0 && add->memory.bytes <= UINT64_C(1) << 62)
+        return engine_control_check_id(session, add->region, others, text_p, text_size);
+    snprintf(text_p, text_size, "there is no memory of that size");
+    return HVI_ERR_INVALID;
 }
 
 static uint32_t fds_of(const struct hvi_device_memory *memory)
@@ -275,8 +263,8 @@ void engine_device_imported(struct engine_sessions *sessions, uint64_t ticket, i
     answer(sessions, wish, status, text);
 }
 
-void engine_device_paged(struct engine_sessions *sessions, uint64_t ticket, int status,
-                         const char *text)
+void engine_device_answered(struct engine_sessions *sessions, uint64_t ticket, int status,
+                            const char *text)
 {
     struct engine_wish *wish = *find(sessions, ticket);
 
@@ -328,15 +316,6 @@ bool engine_device_remove(struct engine_session *session, const struct hvi_regio
     wish_drop(sessions, ticket);
     engine_control_ack(session, remove->request, HVI_OK, "");
     return true;
-}
-
-void engine_device_released(struct engine_sessions *sessions, uint64_t ticket, int status,
-                            const char *text)
-{
-    struct engine_wish *wish = *find(sessions, ticket);
-
-    if (wish)
-        answer(sessions, wish, status, text);
 }
 
 /* ---- the end of a session ---- */

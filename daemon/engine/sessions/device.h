@@ -22,9 +22,8 @@ void engine_device_let_go(struct engine_session *session);
 /* As the functions of struct engine_device_calls. */
 void engine_device_imported(struct engine_sessions *sessions, uint64_t ticket, int status,
                             const char *text);
-void engine_device_released(struct engine_sessions *sessions, uint64_t ticket, int status,
+/* .released and .paged. */
+void engine_device_answered(struct engine_sessions *sessions, uint64_t ticket, int status,
                             const char *text);
-void engine_device_paged(struct engine_sessions *sessions, uint64_t ticket, int status,
-                         const char *text);
 
 #endif
