@@ -23,6 +23,7 @@
 
 #include <inttypes.h>
 #include <stdarg.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -445,22 +446,9 @@ static void fill_part(struct engine_part *part, const struct engine_session *ses
 {
     uint64_t now_ns = session->order->now_ns;
 
-    part->next = NULL;
-    part->op = NULL;
-    part->tensor = NULL;
-    part->set = NULL;
-    part->place = 0;
+    memset(part, 0, offsetof(struct engine_part, copy)); /* which is longer than all the rest */
     part->seat = session->seat;
     part->rank = session->rank;
-    part->leader = NULL;
-    part->sibling = NULL;
-    part->integers = NULL;
-    part->integer_count = 0;
-    part->out_bytes = 0;
-    part->rows = 0;
-    part->repeats = false;
-    part->withdrawn = false;
-    part->output_asked = part->output_made = false;
     part->arrived_ns = copy->submit_ns >= session->attached_ns && copy->submit_ns <= now_ns
                            ? copy->submit_ns
                            : now_ns;
