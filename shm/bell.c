@@ -25,8 +25,7 @@
  * miss its own; every sleep is bounded by the caller. */
 #include "shm/bell.h"
 
-#include <errno.h>
-#include <unistd.h>
+#include <sys/eventfd.h>
 
 #define BELL_WORDS 16u
 
@@ -41,12 +40,8 @@ bool hvi_bell_ring_engine(struct hvi_bell_page *page, uint32_t index, int event_
     /* Seq_cst, pairs with the store in hvi_bell_arm. */
     if (atomic_load_explicit(&page->engine_sleeping, memory_order_seq_cst) == 0)
         return false;
-    const uint64_t one = 1;
-    ssize_t written;
-    do
-        written = write(event_fd, &one, sizeof(one));
-    while (written < 0 && errno == EINTR);
-    return true; /* EAGAIN: the counter is full, so the descriptor is readable already */
+    (void)eventfd_write(event_fd, 1); /* EAGAIN: it is full, so it is readable already */
+    return true;
 }
 
 uint64_t hvi_bell_take(struct hvi_bell_page *page, uint32_t word)

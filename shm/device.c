@@ -24,9 +24,8 @@
 #include "base/types.h"
 #include "shm/abi.h"
 
-#include <errno.h>
 #include <string.h>
-#include <unistd.h>
+#include <sys/eventfd.h>
 
 #define COMMANDS_OFFSET ((uint32_t)sizeof(struct hvi_device_header))
 #define DONES_OFFSET                                                                               \
@@ -137,23 +136,13 @@ void hvi_device_fini(struct hvi_device_channel *channel)
     *channel = (struct hvi_device_channel){.map = HVI_REGION_INIT};
 }
 
-static void ring_event(int event_fd)
-{
-    const uint64_t one = 1;
-    ssize_t written;
-    do
-        written = write(event_fd, &one, sizeof(one));
-    while (written < 0 && errno == EINTR);
-    /* EAGAIN: the counter is full, so the descriptor is readable already. */
-}
-
 bool hvi_device_publish(struct hvi_device_channel *channel, uint32_t slots, int event_fd)
 {
     hvi_ring_publish(&channel->commands, slots);
     /* Seq_cst, pairs with the exchange in hvi_device_arm: as a release it carries the tail along. */
     if (atomic_exchange_explicit(&channel->header->worker_asleep, 0, memory_order_seq_cst) == 0)
         return false;
-    ring_event(event_fd);
+    (void)eventfd_write(event_fd, 1); /* EAGAIN: it is full, so it is readable already */
     return true;
 }
 
@@ -178,5 +167,5 @@ void hvi_device_disarm(struct hvi_device_channel *channel)
 void hvi_device_answer(struct hvi_device_channel *channel, uint32_t count, int event_fd)
 {
     hvi_ring_publish(&channel->dones, count);
-    ring_event(event_fd);
+    (void)eventfd_write(event_fd, 1); /* EAGAIN: it is full, so it is readable already */
 }

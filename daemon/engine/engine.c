@@ -39,11 +39,10 @@ static uint32_t cores(void)
 /* Both eventfds only have to end the sleep: the loop looks everywhere after it. */
 static int on_wake(sd_event_source *source, int fd, uint32_t events, void *user)
 {
-    uint64_t value;
+    eventfd_t value;
 
     (void)source, (void)events, (void)user;
-    ssize_t got = read(fd, &value, sizeof value);
-    (void)got;
+    (void)eventfd_read(fd, &value);
     return 0;
 }
 

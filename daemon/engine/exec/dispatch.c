@@ -19,7 +19,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
+#include <sys/eventfd.h>
 
 const struct engine_backend *const engine_backends[] = {&engine_backend_host, &engine_backend_net,
                                                         &engine_backend_gpu, NULL};
@@ -52,8 +52,6 @@ static void post(void *user, struct engine_batch *batch)
 {
     struct engine_exec *exec = user;
     struct engine_batch *newest = atomic_load_explicit(&exec->posted, memory_order_relaxed);
-    const uint64_t one = 1;
-
     do {
         batch->next = newest;
         /* Release, pairs with the acquire in engine_dispatch_reap. */
@@ -61,8 +59,8 @@ static void post(void *user, struct engine_batch *batch)
                                                     memory_order_release, memory_order_relaxed));
     if (newest || pthread_equal(pthread_self(), exec->main_thread))
         return;
-    ssize_t written = write(exec->wake_fd, &one, sizeof one);
-    HVI_ASSERT(written == sizeof one);
+    const int error = eventfd_write(exec->wake_fd, 1);
+    HVI_ASSERT(error == 0);
 }
 
 static void show_start(void *user, struct engine_batch *batch)

@@ -18,7 +18,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
+#include <sys/eventfd.h>
 
 static void part_fini(struct engine_tensors *tensors, struct engine_part *part)
 {
@@ -234,15 +234,11 @@ void engine_complete_owed(struct engine_sessions *sessions)
 
 void engine_complete_ring_event(struct engine_session *session)
 {
-    const uint64_t one = 1;
-
     /* Acquire, pairs with the client's store before it polls; it drains once more after arming. */
     if (atomic_load_explicit(&session->channel.header->client_event_armed, memory_order_acquire) !=
-        0) {
+        0)
         /* The counter is full or broken by the client: then it is readable already. */
-        ssize_t written = write(session->event_fd, &one, sizeof one);
-        (void)written;
-    }
+        (void)eventfd_write(session->event_fd, 1);
 }
 
 static void ring_client(struct engine_session *session)

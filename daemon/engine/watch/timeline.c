@@ -55,15 +55,11 @@ void engine_timeline_answer(struct engine_watch *watch, const struct engine_aske
 
 static void publish(struct engine_timeline *timeline, uint64_t head)
 {
-    const uint64_t one = 1;
-
     /* Sequentially consistent: see sleep_until_woken in timeline_writer.c. */
     atomic_store(&timeline->writer.ring->head, head);
     if (atomic_load(&timeline->writer.sleeping) &&
-        atomic_exchange(&timeline->writer.sleeping, false)) {
-        ssize_t written = write(timeline->writer.wake_fd, &one, sizeof one);
-        (void)written;
-    }
+        atomic_exchange(&timeline->writer.sleeping, false))
+        (void)eventfd_write(timeline->writer.wake_fd, 1);
 }
 
 bool engine_timeline_push(struct engine_timeline *timeline, struct timeline_record *record,
@@ -362,11 +358,10 @@ static int on_done(sd_event_source *source, int fd, uint32_t events, void *user)
 {
     struct engine_watch *watch = user;
     struct engine_timeline *timeline = watch->timeline_alive;
-    uint64_t value;
+    eventfd_t value;
 
     (void)source, (void)events;
-    ssize_t got = read(fd, &value, sizeof value);
-    (void)got;
+    (void)eventfd_read(fd, &value);
     bool closed = atomic_load_explicit(&timeline->writer.closed, memory_order_acquire);
     int status = atomic_load_explicit(&timeline->writer.opened, memory_order_acquire);
     /* Who is refused may try another file at once: not before the writer has ended. */
@@ -461,16 +456,13 @@ void engine_timeline_start(struct engine_watch *watch, const struct engine_asker
 void engine_timeline_begin_stop(struct engine_watch *watch)
 {
     struct engine_timeline *timeline = watch->timeline_alive;
-    const uint64_t one = 1;
-
     engine_timeline_tell_dropped(timeline, hvi_clock_ns());
     atomic_store(&timeline->writer.dropped, timeline->dropped);
     watch->timeline = NULL;
     engine_slots_withhold(watch->slots, false);
     timeline->stopping = true;
     atomic_store(&timeline->writer.stop, true);
-    ssize_t written = write(timeline->writer.wake_fd, &one, sizeof one);
-    (void)written;
+    (void)eventfd_write(timeline->writer.wake_fd, 1);
 }
 
 void engine_timeline_stop(struct engine_watch *watch, const struct engine_asker *asker)

@@ -32,6 +32,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -385,12 +386,10 @@ static bool take(struct output *output)
 static void wait_for(struct timeline_writer *writer, int timeout_ms)
 {
     struct pollfd pollfd = {.fd = writer->wake_fd, .events = POLLIN};
-    uint64_t value;
+    eventfd_t value;
 
-    if (poll(&pollfd, 1, timeout_ms) > 0) {
-        ssize_t got = read(writer->wake_fd, &value, sizeof value);
-        (void)got;
-    }
+    if (poll(&pollfd, 1, timeout_ms) > 0)
+        (void)eventfd_read(writer->wake_fd, &value);
 }
 
 static void sleep_until_woken(struct output *output)
@@ -404,14 +403,6 @@ static void sleep_until_woken(struct output *output)
         !atomic_load(&writer->stop))
         wait_for(writer, -1);
     atomic_store(&writer->sleeping, false);
-}
-
-static void tell(struct timeline_writer *writer)
-{
-    const uint64_t one = 1;
-    ssize_t written = write(writer->done_fd, &one, sizeof one);
-
-    (void)written;
 }
 
 static void put_last_dropped(struct output *output)
@@ -434,7 +425,7 @@ void *engine_timeline_write(void *user)
         put_head(&output);
     flush(&output);
     atomic_store_explicit(&writer->opened, status, memory_order_release);
-    tell(writer);
+    (void)eventfd_write(writer->done_fd, 1);
     while (status == HVI_OK) {
         bool stopping = atomic_load(&writer->stop);
         bool found = take(&output);
@@ -451,6 +442,6 @@ void *engine_timeline_write(void *user)
     }
     close(writer->file_fd);
     atomic_store_explicit(&writer->closed, true, memory_order_release);
-    tell(writer);
+    (void)eventfd_write(writer->done_fd, 1);
     return NULL;
 }
