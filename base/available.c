@@ -11,10 +11,12 @@
 #include "base/file.h"
 
 #include <inttypes.h>
+#include <sched.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define PATH_BYTES 1024
 #define TEXT_BYTES 8192
@@ -125,4 +127,14 @@ uint64_t hvi_memory_available(const char *root)
     bool known = hvi_file_read(path, text, sizeof text) > 0 && strstr(text, "MemAvailable:");
     uint64_t machine = known ? number_of(text, "MemAvailable:") * 1024 : UINT64_MAX;
     return least(machine, left_by_cgroups(root));
+}
+
+uint32_t hvi_cores_available(void)
+{
+    cpu_set_t set;
+
+    if (sched_getaffinity(0, sizeof set, &set) == 0)
+        return (uint32_t)CPU_COUNT(&set);
+    long online = sysconf(_SC_NPROCESSORS_ONLN); /* more than such a set can hold */
+    return online > 0 ? (uint32_t)online : 1;
 }

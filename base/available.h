@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * How much memory this process could still take: of the machine, and of the memory cgroups that it is
- * in (versions 1 and 2). At a cgroup's limit the kernel kills a process instead of returning an error. */
+ * What this process may take: memory of the machine, and of the memory cgroups that it is in (versions 1 and
+ * 2), and cores. At a cgroup's limit the kernel kills a process instead of returning an error. */
 #ifndef HVI_BASE_AVAILABLE_H
 #define HVI_BASE_AVAILABLE_H
 
@@ -10,5 +10,7 @@
  * UINT64_MAX when nothing is known. `root` stands before /proc and /sys; "" but in tests. Reads some small
  * files: about a tenth of a millisecond. Any thread. */
 uint64_t hvi_memory_available(const char *root);
+/* Those that the calling thread may run on; at least 1. Any thread. */
+uint32_t hvi_cores_available(void);
 
 #endif

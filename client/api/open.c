@@ -9,6 +9,7 @@
  * (MADV_WIPEONFORK), and the channel is not even mapped there (MADV_DONTFORK). All calls look at
  * that page first, before any lock, which another thread of the parent may have held when it
  * forked. */
+#include "base/available.h"
 #include "base/clock.h"
 #include "base/status.h"
 #include "client/api/timeline.h"
@@ -23,7 +24,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
-#include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -134,15 +134,6 @@ static int make_alive_page(struct hvd_session *session)
     return HVD_OK;
 }
 
-static unsigned usable_cores(void)
-{
-    cpu_set_t cores;
-    if (sched_getaffinity(0, sizeof(cores), &cores) == 0)
-        return (unsigned)CPU_COUNT(&cores);
-    long online = sysconf(_SC_NPROCESSORS_ONLN);
-    return online > 0 ? (unsigned)online : 1;
-}
-
 static void close_fds(struct client_link *link)
 {
     int *const fds[] = {&link->epoll_fd, &link->client_event_fd, &link->engine_event_fd,
@@ -247,7 +238,7 @@ static int establish(struct hvd_session *session, const struct hvd_options *opti
         return rc;
     session->policy = hvi_wait_policy_for_engine();
     session->slots.policy =
-        hvi_wait_policy_among((uint32_t)session->link.identity.local_size, usable_cores());
+        hvi_wait_policy_among((uint32_t)session->link.identity.local_size, hvi_cores_available());
     session->link.looked_ns = hvi_clock_ns();
     session->link.log = options->log;
     session->link.log_user = options->log_user;

@@ -3,6 +3,7 @@
 #include "daemon/engine/engine.h"
 
 #include "base/assert.h"
+#include "base/available.h"
 #include "base/clock.h"
 #include "base/listener.h"
 #include "base/log.h"
@@ -15,7 +16,6 @@
 #include "shm/bell.h"
 
 #include <errno.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,16 +25,6 @@
 #include <unistd.h>
 
 #define THREADS_MAX 256u
-
-static uint32_t cores(void)
-{
-    cpu_set_t set;
-
-    if (sched_getaffinity(0, sizeof set, &set) == 0 && CPU_COUNT(&set) > 0)
-        return (uint32_t)CPU_COUNT(&set);
-    long online = sysconf(_SC_NPROCESSORS_ONLN);
-    return online > 0 ? (uint32_t)online : 1;
-}
 
 /* Both eventfds only have to end the sleep: the loop looks everywhere after it. */
 static int on_wake(sd_event_source *source, int fd, uint32_t events, void *user)
@@ -197,8 +187,6 @@ static void init_exec(struct engine *engine)
 
 int engine_init(struct engine *engine, const struct hvi_engine_start *start, int link_fd)
 {
-    uint32_t usable = cores();
-
     memset(engine, 0, sizeof *engine);
     engine->start = *start;
     engine->link_fd = link_fd;
@@ -210,7 +198,7 @@ int engine_init(struct engine *engine, const struct hvi_engine_start *start, int
     engine->started_ns = hvi_clock_ns();
     engine->order.now_ns = engine->started_ns;
     if (engine->start.threads == 0)
-        engine->start.threads = usable;
+        engine->start.threads = hvi_cores_available();
     if (engine->start.threads > THREADS_MAX)
         engine->start.threads = THREADS_MAX;
     init_exec(engine);

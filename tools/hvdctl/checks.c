@@ -12,7 +12,6 @@
 #include <fcntl.h>
 #include <hwloc.h>
 #include <inttypes.h>
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -212,10 +211,8 @@ static int count_objects(hwloc_topology_t topology, hwloc_obj_type_t type)
 static void check_cores(const struct ctl *ctl, struct ctl_finding *finding)
 {
     hwloc_topology_t topology;
-    cpu_set_t allowed;
+    const int usable = (int)hvi_cores_available();
     (void)ctl;
-    const int usable =
-        sched_getaffinity(0, sizeof allowed, &allowed) == 0 ? CPU_COUNT(&allowed) : 1;
     if (hwloc_topology_init(&topology) != 0) {
         ctl_found(finding, CTL_CHECK_NOTE, "%d usable (hwloc fails)", usable);
         return;
