@@ -58,6 +58,20 @@ static int add(struct hvd_session *session, const void *ptr, uint64_t bytes, con
     return rc;
 }
 
+/* No op uses the row; else the error says that it does, of `ptr`. With the lock. */
+static int check_unused(struct hvd_session *session, const struct client_memory_row *row,
+                        const void *ptr, const char *what)
+{
+    if (row->users > 0)
+        client_complete_drain(&session->complete);
+    if (row->users == 0)
+        return HVD_OK;
+    return client_error(HVD_ERR_BUSY,
+                        "%s: %p is used by %" PRIu32
+                        " operands of ops that are not finished; wait for them first",
+                        what, ptr, row->users);
+}
+
 /* Takes the row that `ptr` names out of the table, with the lock. */
 static int detach_row(struct hvd_session *session, const void *ptr, bool is_alloc, const char *what,
                       struct client_memory_row **row_p)
@@ -69,13 +83,9 @@ static int detach_row(struct hvd_session *session, const void *ptr, bool is_allo
     if (!row)
         return client_error(HVD_ERR_NOT_FOUND, "%s: %p is not from %s of this session", what, ptr,
                             is_alloc ? "hvd_alloc" : "hvd_register or hvd_adopt");
-    if (row->users > 0)
-        client_complete_drain(&session->complete);
-    if (row->users > 0)
-        return client_error(HVD_ERR_BUSY,
-                            "%s: %p is used by %" PRIu32
-                            " operands of ops that are not finished; wait for them first",
-                            what, ptr, row->users);
+    int rc = check_unused(session, row, ptr, what);
+    if (rc != HVD_OK)
+        return rc;
     client_table_remove(&session->memory.table, row);
     *row_p = row;
     return HVD_OK;
@@ -240,14 +250,9 @@ static int forget(struct hvd_session *session, const void *ptr)
             HVD_ERR_NOT_FOUND,
             "hvd_device_forget: this session knows no allocation of device memory that holds %p",
             ptr);
-    if (row->users > 0)
-        client_complete_drain(&session->complete);
-    if (row->users > 0)
-        return client_error(HVD_ERR_BUSY,
-                            "hvd_device_forget: %p is used by %" PRIu32
-                            " operands of ops that are not finished; wait for "
-                            "them first",
-                            ptr, row->users);
+    int rc = check_unused(session, row, ptr, "hvd_device_forget");
+    if (rc != HVD_OK)
+        return rc;
     client_table_remove(&session->memory.table, row);
     client_control_region_remove(&session->link, row->region_id);
     (void)client_table_release(row);
