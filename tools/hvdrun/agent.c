@@ -93,30 +93,27 @@ static void fail(struct agent *agent, int code, const char *text)
 
 /* ---- what the node tells ---- */
 
-static void send_output(void *context, int index, const char *bytes, size_t length)
+static void send_data(struct agent *agent, int place, uint32_t stream, const char *bytes,
+                      size_t length)
 {
-    struct agent *agent = context;
     const struct hvi_launch_msg msg = {
         .kind = HVI_LAUNCH_OUTPUT,
-        .data = {.rank = agent->places[index / 2].rank,
-                 .stream = 1 + (uint32_t)index % 2,
+        .data = {.rank = agent->places[place].rank,
+                 .stream = stream,
                  .data = (unsigned char *)(uintptr_t)bytes,
                  .bytes = length},
     };
     send_message(agent, &msg);
 }
 
+static void send_output(void *context, int index, const char *bytes, size_t length)
+{
+    send_data(context, index / 2, 1 + (uint32_t)index % 2, bytes, length);
+}
+
 static void send_result(void *context, int index, const char *bytes, size_t length)
 {
-    struct agent *agent = context;
-    const struct hvi_launch_msg msg = {
-        .kind = HVI_LAUNCH_OUTPUT,
-        .data = {.rank = agent->places[index].rank,
-                 .stream = HVI_LAUNCH_RESULT,
-                 .data = (unsigned char *)(uintptr_t)bytes,
-                 .bytes = length},
-    };
-    send_message(agent, &msg);
+    send_data(context, index, HVI_LAUNCH_RESULT, bytes, length);
 }
 
 static void send_log(void *context, int index, const char *bytes, size_t length)
@@ -559,8 +556,7 @@ static void read_signals(void *context, int index)
     struct signalfd_siginfo info;
     (void)index;
     while (read(agent->signal_fd, &info, sizeof info) == (ssize_t)sizeof info)
-        if (info.ssi_signo == SIGTERM || info.ssi_signo == SIGINT || info.ssi_signo == SIGHUP ||
-            info.ssi_signo == SIGQUIT)
+        if (run_self_asks_to_end((int)info.ssi_signo))
             lose(agent);
 }
 
@@ -586,13 +582,11 @@ static void room_to_write(void *context, int index)
 
 static uint64_t next_time(const struct agent *agent)
 {
+    const uint64_t silence_ns = agent->lost ? 0 : agent->start.silence_ns;
     uint64_t next_ns = agent->gone_on ? run_node_next_ns(&agent->node) : HVI_NEVER;
-    if (agent->kill_at_ns != 0 && agent->kill_at_ns < next_ns)
-        next_ns = agent->kill_at_ns;
-    const uint64_t look_ns = agent->looked_ns + agent->start.silence_ns / 4;
-    if (agent->start.silence_ns != 0 && !agent->lost && look_ns < next_ns)
-        next_ns = look_ns;
-    return next_ns;
+    next_ns = run_polls_earlier(next_ns, agent->kill_at_ns);
+    return silence_ns != 0 ? run_polls_earlier(next_ns, agent->looked_ns + silence_ns / 4)
+                           : next_ns;
 }
 
 static bool poll_once(struct agent *agent)

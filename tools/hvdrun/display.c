@@ -158,10 +158,8 @@ void run_display_tick(struct run_display *display, uint64_t now_ns)
 uint64_t run_display_next_ns(const struct run_display *display)
 {
     uint64_t next_ns = HVI_NEVER;
-    for (int i = 0; i < 2 * display->ranks; i++) {
-        const uint64_t at_ns = display->streams[i].held_until_ns;
-        next_ns = at_ns != 0 && at_ns < next_ns ? at_ns : next_ns;
-    }
+    for (int i = 0; i < 2 * display->ranks; i++)
+        next_ns = run_polls_earlier(next_ns, display->streams[i].held_until_ns);
     return next_ns;
 }
 

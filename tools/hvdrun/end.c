@@ -8,6 +8,7 @@
 #include "tools/hvdrun/end.h"
 
 #include "base/clock.h"
+#include "tools/hvdrun/polls.h"
 #include "tools/hvdrun/self.h"
 
 #include <signal.h>
@@ -367,12 +368,7 @@ void run_end_tick(struct run_end *end, uint64_t now_ns)
 
 uint64_t run_end_next_ns(const struct run_end *end)
 {
-    uint64_t next_ns = HVI_NEVER;
-    if (end->term_at_ns != 0)
-        next_ns = end->term_at_ns;
-    if (end->look_until_ns != 0 && end->look_until_ns < next_ns)
-        next_ns = end->look_until_ns;
-    if (end->kill_at_ns != 0 && end->alive > 0 && end->kill_at_ns < next_ns)
-        next_ns = end->kill_at_ns;
-    return next_ns;
+    uint64_t next_ns = run_polls_earlier(HVI_NEVER, end->term_at_ns);
+    next_ns = run_polls_earlier(next_ns, end->look_until_ns);
+    return end->alive > 0 ? run_polls_earlier(next_ns, end->kill_at_ns) : next_ns;
 }

@@ -343,14 +343,10 @@ void run_link_tick(struct run_link *link, uint64_t now_ns)
 
 uint64_t run_link_next_ns(const struct run_link *link)
 {
-    uint64_t next_ns = HVI_NEVER;
-    if (link->state == RUN_LINK_WAITING && link->retry_ns != 0)
-        next_ns = link->retry_ns;
-    if (link->state == RUN_LINK_OPEN && link->kill_at_ns != 0)
-        next_ns = link->kill_at_ns;
-    if (link->errors.held_until_ns != 0 && link->errors.held_until_ns < next_ns)
-        next_ns = link->errors.held_until_ns;
-    return next_ns;
+    const uint64_t next_ns = run_polls_earlier(HVI_NEVER, link->errors.held_until_ns);
+    if (link->state == RUN_LINK_WAITING)
+        return run_polls_earlier(next_ns, link->retry_ns);
+    return link->state == RUN_LINK_OPEN ? run_polls_earlier(next_ns, link->kill_at_ns) : next_ns;
 }
 
 void run_link_fini(struct run_link *link)

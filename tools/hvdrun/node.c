@@ -436,16 +436,11 @@ void run_node_tick(struct run_node *node, uint64_t now_ns)
 
 uint64_t run_node_next_ns(const struct run_node *node)
 {
-    uint64_t next_ns = HVI_NEVER;
-    if (node->plan->log->held_until_ns != 0)
-        next_ns = node->plan->log->held_until_ns;
-    if (node->retell_ns != 0 && node->retell_ns < next_ns)
-        next_ns = node->retell_ns;
+    uint64_t next_ns = run_polls_earlier(HVI_NEVER, node->plan->log->held_until_ns);
+    next_ns = run_polls_earlier(next_ns, node->retell_ns);
     if (node->stage == RUN_LEFTOVER || node->stage == RUN_DRAIN)
         return hvi_deadline_after((int64_t)GROUP_POLL_NS);
-    if (node->stage == RUN_LINGER && node->stage_ends_ns < next_ns)
-        next_ns = node->stage_ends_ns;
-    return next_ns;
+    return node->stage == RUN_LINGER ? run_polls_earlier(next_ns, node->stage_ends_ns) : next_ns;
 }
 
 void run_node_close(struct run_node *node)

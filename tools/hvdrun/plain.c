@@ -156,18 +156,12 @@ static void relay_input(void *context, int index)
     run_stdin_handle(&plain->input);
 }
 
-static uint64_t earlier(uint64_t a_ns, uint64_t b_ns)
-{
-    return a_ns < b_ns ? a_ns : b_ns;
-}
-
 static uint64_t next_time(const struct plain *plain)
 {
-    uint64_t next_ns = earlier(run_end_next_ns(&plain->end), run_node_next_ns(&plain->node));
-    next_ns = earlier(next_ns, run_display_next_ns(&plain->display));
-    if (plain->input.pipe_fd >= 0 && plain->input.retry_ns != 0)
-        next_ns = earlier(next_ns, plain->input.retry_ns);
-    return next_ns;
+    uint64_t next_ns =
+        run_polls_earlier(run_end_next_ns(&plain->end), run_node_next_ns(&plain->node));
+    next_ns = run_polls_earlier(next_ns, run_display_next_ns(&plain->display));
+    return run_polls_earlier(next_ns, plain->input.retry_ns);
 }
 
 static void poll_once(struct plain *plain)

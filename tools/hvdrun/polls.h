@@ -31,5 +31,10 @@ void run_polls_add(struct run_polls *polls, int fd, short events, run_polls_read
 /* Waits until something is ready or the time has come, and calls. False without memory. */
 bool run_polls_wait(struct run_polls *polls, uint64_t until_ns);
 void run_polls_fini(struct run_polls *polls);
+/* The earlier of two times for run_polls_wait; `at_ns` 0: none. */
+static inline uint64_t run_polls_earlier(uint64_t next_ns, uint64_t at_ns)
+{
+    return at_ns != 0 && at_ns < next_ns ? at_ns : next_ns;
+}
 
 #endif

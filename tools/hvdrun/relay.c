@@ -277,8 +277,7 @@ static void read_signals(void *context, int index)
     struct signalfd_siginfo info;
     (void)index;
     while (read(relay->signal_fd, &info, sizeof info) == (ssize_t)sizeof info)
-        if (info.ssi_signo == SIGTERM || info.ssi_signo == SIGINT || info.ssi_signo == SIGHUP ||
-            info.ssi_signo == SIGQUIT)
+        if (run_self_asks_to_end((int)info.ssi_signo))
             lose(relay);
 }
 

@@ -651,26 +651,19 @@ static void read_signals(void *context, int index)
     }
 }
 
-static uint64_t earlier(uint64_t a_ns, uint64_t b_ns)
-{
-    return a_ns < b_ns ? a_ns : b_ns;
-}
-
 static uint64_t next_time(const struct spread *spread)
 {
     uint64_t next_ns =
-        earlier(run_end_next_ns(&spread->end), run_display_next_ns(&spread->display));
+        run_polls_earlier(run_end_next_ns(&spread->end), run_display_next_ns(&spread->display));
     if (spread->stage < STAGE_RUN && hvi_clock_ns() < spread->deadline_ns)
-        next_ns = earlier(next_ns, spread->deadline_ns);
+        next_ns = run_polls_earlier(next_ns, spread->deadline_ns);
     if (spread->options->silence_ns != 0)
-        next_ns = earlier(next_ns, spread->beat_at_ns);
-    if (spread->input.pipe_fd >= 0 && spread->input.retry_ns != 0)
-        next_ns = earlier(next_ns, spread->input.retry_ns);
-    next_ns = earlier(next_ns, run_tree_next_ns(&spread->tree));
+        next_ns = run_polls_earlier(next_ns, spread->beat_at_ns);
+    next_ns = run_polls_earlier(next_ns, spread->input.retry_ns);
+    next_ns = run_polls_earlier(next_ns, run_tree_next_ns(&spread->tree));
     for (size_t i = 0; i < spread->hosts->count; i++) {
-        next_ns = earlier(next_ns, run_link_next_ns(&spread->places[i].link));
-        if (spread->places[i].log.held_until_ns != 0)
-            next_ns = earlier(next_ns, spread->places[i].log.held_until_ns);
+        next_ns = run_polls_earlier(next_ns, run_link_next_ns(&spread->places[i].link));
+        next_ns = run_polls_earlier(next_ns, spread->places[i].log.held_until_ns);
     }
     return next_ns;
 }

@@ -322,10 +322,8 @@ void run_tree_tick(struct run_tree *tree, uint64_t now_ns)
 uint64_t run_tree_next_ns(const struct run_tree *tree)
 {
     uint64_t next_ns = HVI_NEVER;
-    for (size_t i = 0; i < tree->relay_count; i++) {
-        const uint64_t relay_ns = run_link_next_ns(&tree->relays[i].link);
-        next_ns = relay_ns < next_ns ? relay_ns : next_ns;
-    }
+    for (size_t i = 0; i < tree->relay_count; i++)
+        next_ns = run_polls_earlier(next_ns, run_link_next_ns(&tree->relays[i].link));
     return next_ns;
 }
 
