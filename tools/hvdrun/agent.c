@@ -573,13 +573,6 @@ static void check_silence(struct agent *agent, uint64_t now_ns)
         lose(agent);
 }
 
-static void room_to_write(void *context, int index)
-{
-    struct agent *agent = context;
-    (void)index;
-    run_sink_flush(&agent->channel.out);
-}
-
 static uint64_t next_time(const struct agent *agent)
 {
     const uint64_t silence_ns = agent->lost ? 0 : agent->start.silence_ns;
@@ -595,8 +588,7 @@ static bool poll_once(struct agent *agent)
     run_polls_clear(polls);
     run_polls_add(polls, agent->signal_fd, POLLIN, read_signals, agent, 0);
     run_polls_add(polls, agent->channel.fd, POLLIN, read_channel, agent, 0);
-    if (agent->channel.out.pending.used > 0)
-        run_polls_add(polls, agent->channel.out.fd, POLLOUT, room_to_write, agent, 0);
+    run_sink_poll(&agent->channel.out, polls);
     if (agent->input.used > 0)
         run_polls_add(polls, agent->input_fd, POLLOUT, input_is_wanted, agent, 0);
     if (agent->gone_on)

@@ -48,14 +48,6 @@ void run_link_settle(struct run_link *link)
     link->words[0] = '\0';
 }
 
-static void read_errors(void *context, int index)
-{
-    struct run_link *link = context;
-    (void)index;
-    if (link->errors.fd >= 0)
-        run_stream_read(&link->errors);
-}
-
 /* ---- the start ---- */
 
 void run_link_init(struct run_link *link_p, const struct run_options *options,
@@ -307,23 +299,14 @@ static void read_channel(void *context, int index)
         link->kill_at_ns = hvi_deadline_after((int64_t)STRAGGLE_NS);
 }
 
-static void room_to_write(void *context, int index)
-{
-    struct run_link *link = context;
-    (void)index;
-    run_sink_flush(&link->channel.out);
-}
-
 void run_link_poll(struct run_link *link, struct run_polls *polls, bool reading)
 {
     if (link->state != RUN_LINK_OPEN)
         return;
     if (reading)
         run_polls_add(polls, link->channel.fd, POLLIN, read_channel, link, 0);
-    if (link->channel.out.pending.used > 0)
-        run_polls_add(polls, link->channel.out.fd, POLLOUT, room_to_write, link, 0);
-    if (!run_sink_is_full(link->errors.sink))
-        run_polls_add(polls, link->errors.fd, POLLIN, read_errors, link, 0);
+    run_sink_poll(&link->channel.out, polls);
+    run_stream_poll(&link->errors, polls);
     run_polls_add(polls, link->proc.pidfd, POLLIN, look_at_process, link, 0);
 }
 

@@ -372,27 +372,6 @@ static void note_end(void *context, int index)
     node->ranks[index].signalled = true;
 }
 
-static void read_stream(void *context, int index)
-{
-    struct run_node *node = context;
-    if (node->plan->streams[index].fd >= 0)
-        run_stream_read(&node->plan->streams[index]);
-}
-
-static void read_result(void *context, int index)
-{
-    struct run_node *node = context;
-    if (node->plan->results[index].fd >= 0)
-        run_stream_read(&node->plan->results[index]);
-}
-
-static void read_log(void *context, int index)
-{
-    struct run_node *node = context;
-    (void)index;
-    run_stream_read(node->plan->log);
-}
-
 static void look_at_daemon(void *context, int index)
 {
     struct run_node *node = context;
@@ -414,15 +393,12 @@ void run_node_poll(struct run_node *node, struct run_polls *polls)
             run_polls_add(polls, rank->proc.pidfd, POLLIN, note_end, node, i);
     }
     for (int i = 0; i < 2 * count_of(node); i++)
-        if (!run_sink_is_full(node->plan->streams[i].sink))
-            run_polls_add(polls, node->plan->streams[i].fd, POLLIN, read_stream, node, i);
+        run_stream_poll(&node->plan->streams[i], polls);
     for (int i = 0; node->plan->results != NULL && i < count_of(node); i++)
-        if (!run_sink_is_full(node->plan->results[i].sink))
-            run_polls_add(polls, node->plan->results[i].fd, POLLIN, read_result, node, i);
+        run_stream_poll(&node->plan->results[i], polls);
     if (!node->daemon_gone)
         run_polls_add(polls, node->daemon.proc.pidfd, POLLIN, look_at_daemon, node, 0);
-    if (!run_sink_is_full(node->plan->log->sink))
-        run_polls_add(polls, node->plan->log->fd, POLLIN, read_log, node, 0);
+    run_stream_poll(node->plan->log, polls);
 }
 
 void run_node_tick(struct run_node *node, uint64_t now_ns)

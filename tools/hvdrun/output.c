@@ -229,6 +229,18 @@ void run_sink_flush(struct run_sink *sink)
     }
 }
 
+static void flush_ready(void *context, int index)
+{
+    (void)index;
+    run_sink_flush(context);
+}
+
+void run_sink_poll(struct run_sink *sink, struct run_polls *polls)
+{
+    if (sink->pending.used > 0)
+        run_polls_add(polls, sink->fd, POLLOUT, flush_ready, sink, 0);
+}
+
 static void close_open_line(struct run_sink *sink, const struct run_stream *except)
 {
     struct run_stream *owner = sink->open_line;
@@ -294,7 +306,7 @@ static void copy_to_file(struct run_stream *stream, const char *bytes, size_t le
     }
 }
 
-static void show_held(struct run_stream *stream)
+void run_stream_show(struct run_stream *stream)
 {
     if (stream->held.used == 0)
         return;
@@ -312,21 +324,21 @@ static size_t complete_bytes(const char *bytes, size_t length)
     return ret != NULL ? (size_t)(ret - bytes) + 1 : after;
 }
 
-static void take_bytes(struct run_stream *stream, const char *bytes, size_t length)
+void run_stream_feed(struct run_stream *stream, const char *bytes, size_t length)
 {
     const size_t complete = complete_bytes(bytes, length);
     copy_to_file(stream, bytes, length);
     if (complete > 0) {
-        show_held(stream);
+        run_stream_show(stream);
         sink_put(stream->sink, stream, bytes, complete);
     }
     if (complete == length)
         return;
     if (run_buffer_append(&stream->held, bytes + complete, length - complete) != HVI_OK) {
-        show_held(stream);
+        run_stream_show(stream);
         sink_put(stream->sink, stream, bytes + complete, length - complete);
     } else if (stream->held.used > LINE_MAX_BYTES) {
-        show_held(stream);
+        run_stream_show(stream);
     } else if (stream->held_until_ns == 0) {
         stream->held_until_ns = hvi_deadline_after((int64_t)PARTIAL_NS);
     }
@@ -339,19 +351,23 @@ void run_stream_read(struct run_stream *stream)
     if (length > 0 && stream->take != NULL)
         stream->take(stream->take_context, stream->take_index, bytes, (size_t)length);
     else if (length > 0)
-        take_bytes(stream, bytes, (size_t)length);
+        run_stream_feed(stream, bytes, (size_t)length);
     else if (length == 0 || (errno != EINTR && errno != EAGAIN))
         run_stream_end(stream);
 }
 
-void run_stream_feed(struct run_stream *stream, const char *bytes, size_t length)
+static void read_ready(void *context, int index)
 {
-    take_bytes(stream, bytes, length);
+    struct run_stream *stream = context;
+    (void)index;
+    if (stream->fd >= 0)
+        run_stream_read(stream);
 }
 
-void run_stream_show(struct run_stream *stream)
+void run_stream_poll(struct run_stream *stream, struct run_polls *polls)
 {
-    show_held(stream);
+    if (!run_sink_is_full(stream->sink))
+        run_polls_add(polls, stream->fd, POLLIN, read_ready, stream, 0);
 }
 
 /* The rest of the line may be in the pipe already, unread because the sink is full: then it is no slow line. */
@@ -363,21 +379,21 @@ void run_stream_tick(struct run_stream *stream, uint64_t now_ns)
     if (stream->fd >= 0 && poll(&item, 1, 0) > 0)
         stream->held_until_ns = hvi_deadline_after((int64_t)PARTIAL_NS);
     else
-        show_held(stream);
+        run_stream_show(stream);
 }
 
 void run_stream_end(struct run_stream *stream)
 {
     if (stream->fd < 0)
         return;
-    show_held(stream);
+    run_stream_show(stream);
     close(stream->fd);
     stream->fd = -1;
 }
 
 void run_stream_fini(struct run_stream *stream)
 {
-    show_held(stream);
+    run_stream_show(stream);
     run_stream_end(stream);
     if (stream->file_fd >= 0)
         close(stream->file_fd);

@@ -4,6 +4,8 @@
 #ifndef HVI_TOOLS_HVDRUN_OUTPUT_H
 #define HVI_TOOLS_HVDRUN_OUTPUT_H
 
+#include "tools/hvdrun/polls.h"
+
 #include <poll.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -55,6 +57,8 @@ void run_sink_init_own(struct run_sink *sink_p, int fd);
 void run_sink_fini(struct run_sink *sink);
 /* Writes what can be written now. */
 void run_sink_flush(struct run_sink *sink);
+/* Does so in run_polls_wait, while something waits. */
+void run_sink_poll(struct run_sink *sink, struct run_polls *polls);
 /* True while so much is waiting that its streams must not be read. */
 bool run_sink_is_full(const struct run_sink *sink);
 /* A message of hvdrun itself: always on a line of its own. */
@@ -85,6 +89,8 @@ void run_stream_init(struct run_stream *stream_p, int fd, struct run_sink *sink)
 void run_stream_read(struct run_stream *stream);
 /* The same for bytes that came another way; `fd` is -1. */
 void run_stream_feed(struct run_stream *stream, const char *bytes, size_t length);
+/* Reads in run_polls_wait, unless the sink is full. */
+void run_stream_poll(struct run_stream *stream, struct run_polls *polls);
 /* Shows an unfinished line that has waited long enough. */
 void run_stream_tick(struct run_stream *stream, uint64_t now_ns);
 /* Shows what is held, whether there is a pipe or not. */

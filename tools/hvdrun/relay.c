@@ -281,13 +281,6 @@ static void read_signals(void *context, int index)
             lose(relay);
 }
 
-static void room_above(void *context, int index)
-{
-    struct relay *relay = context;
-    (void)index;
-    run_sink_flush(&relay->channel.out);
-}
-
 /* `number` is that of a process, which may have ended in this very pass. */
 static void room_below(void *context, int number)
 {
@@ -324,8 +317,7 @@ static bool poll_once(struct relay *relay)
     run_polls_clear(polls);
     run_polls_add(polls, relay->signal_fd, POLLIN, read_signals, relay, 0);
     run_polls_add(polls, relay->channel.fd, POLLIN, read_channel, relay, 0);
-    if (relay->channel.out.pending.used > 0)
-        run_polls_add(polls, relay->channel.out.fd, POLLOUT, room_above, relay, 0);
+    run_sink_poll(&relay->channel.out, polls);
     DL_FOREACH(relay->processes, process)
     {
         const int number = (int)process->number;
