@@ -6,6 +6,7 @@
 #include "base/utf8.h"
 #include "proto/wire.h"
 #include "tools/hvdctl/ctl.h"
+#include "tools/hvdctl/table.h"
 
 #include <cjson/cJSON.h>
 #include <inttypes.h>
@@ -60,12 +61,8 @@ static void put_plain(const char *text, FILE *out)
 
 static void print(const struct ctl *ctl, cJSON *document)
 {
-    char *text = cJSON_Print(document);
+    char *text = ctl_must(cJSON_Print(document));
     cJSON_Delete(document);
-    if (text == NULL) {
-        fputs("hvdctl: out of memory\n", stderr);
-        exit(CTL_REFUSED);
-    }
     put_plain(text, ctl->out);
     fputc('\n', ctl->out);
     free(text);

@@ -174,32 +174,34 @@ int ctl_copy_job(const struct ctl *ctl, const char *job, struct hvd_admin_reques
 
 /* ---- the commands ---- */
 
-static int run_status(const struct ctl *ctl, char **args, int count)
+/* Asks, and prints the answer by one of the two functions. */
+static int ask_and_print(const struct ctl *ctl, const struct hvd_admin_request *request,
+                         void (*json)(const struct ctl *ctl, const struct hvd_admin_answer *reply),
+                         void (*show)(const struct ctl *ctl, const struct hvd_admin_answer *reply))
 {
-    struct hvd_admin_request request = ctl_request(HVD_ADMIN_STATUS);
     struct hvd_admin_answer *reply;
-    (void)args, (void)count;
-    const int code = ctl_ask(ctl, &request, &reply);
+    const int code = ctl_ask(ctl, request, &reply);
     if (code != CTL_OK)
         return code;
-    (ctl->json ? ctl_json_status : ctl_show_status)(ctl, reply);
+    ctl_say_silent(ctl, reply);
+    (ctl->json ? json : show)(ctl, reply);
     hvd_admin_answer_free(reply);
     return CTL_OK;
+}
+
+static int run_status(const struct ctl *ctl, char **args, int count)
+{
+    const struct hvd_admin_request request = ctl_request(HVD_ADMIN_STATUS);
+    (void)args, (void)count;
+    return ask_and_print(ctl, &request, ctl_json_status, ctl_show_status);
 }
 
 static int run_jobs(const struct ctl *ctl, char **args, int count)
 {
     struct hvd_admin_request request = ctl_request(HVD_ADMIN_JOBS);
-    struct hvd_admin_answer *reply;
     (void)args, (void)count;
     request.of_mesh = ctl->of_mesh;
-    const int code = ctl_ask(ctl, &request, &reply);
-    if (code != CTL_OK)
-        return code;
-    ctl_say_silent(ctl, reply);
-    (ctl->json ? ctl_json_jobs : ctl_show_jobs)(ctl, reply);
-    hvd_admin_answer_free(reply);
-    return CTL_OK;
+    return ask_and_print(ctl, &request, ctl_json_jobs, ctl_show_jobs);
 }
 
 static int run_ranks(const struct ctl *ctl, char **args, int count)
@@ -221,17 +223,9 @@ static int run_ranks(const struct ctl *ctl, char **args, int count)
 static int run_stalls(const struct ctl *ctl, char **args, int count)
 {
     struct hvd_admin_request request = ctl_request(HVD_ADMIN_STALLS);
-    struct hvd_admin_answer *reply;
     request.min_age_ns = ctl->min_age_ns;
-    int code = count > 0 ? ctl_copy_job(ctl, args[0], &request) : CTL_OK;
-    if (code == CTL_OK)
-        code = ctl_ask(ctl, &request, &reply);
-    if (code != CTL_OK)
-        return code;
-    ctl_say_silent(ctl, reply);
-    (ctl->json ? ctl_json_stalls : ctl_show_stalls)(ctl, reply);
-    hvd_admin_answer_free(reply);
-    return CTL_OK;
+    const int code = count > 0 ? ctl_copy_job(ctl, args[0], &request) : CTL_OK;
+    return code != CTL_OK ? code : ask_and_print(ctl, &request, ctl_json_stalls, ctl_show_stalls);
 }
 
 static int run_nodes(const struct ctl *ctl, char **args, int count)
@@ -276,16 +270,10 @@ static int run_gpus(const struct ctl *ctl, char **args, int count)
 static int run_limits(const struct ctl *ctl, char **args, int count)
 {
     struct hvd_admin_request request = ctl_request(HVD_ADMIN_LIMITS);
-    struct hvd_admin_answer *reply;
     (void)args, (void)count;
     if (ctl->of_owner)
         request.owner = (int64_t)ctl->owner;
-    const int code = ctl_ask(ctl, &request, &reply);
-    if (code != CTL_OK)
-        return code;
-    (ctl->json ? ctl_json_limits : ctl_show_limits)(ctl, reply);
-    hvd_admin_answer_free(reply);
-    return CTL_OK;
+    return ask_and_print(ctl, &request, ctl_json_limits, ctl_show_limits);
 }
 
 static int run_job_stop(const struct ctl *ctl, char **args, int count)

@@ -20,7 +20,7 @@ struct ctl_table {
     size_t used, room;
 };
 
-static void *must(void *memory)
+void *ctl_must(void *memory)
 {
     if (memory == NULL) {
         fputs("hvdctl: out of memory\n", stderr);
@@ -31,7 +31,7 @@ static void *must(void *memory)
 
 struct ctl_table *ctl_table_new(const struct ctl_column *columns, size_t count)
 {
-    struct ctl_table *table = must(calloc(1, sizeof *table));
+    struct ctl_table *table = ctl_must(calloc(1, sizeof *table));
     table->columns = columns;
     table->column_count = count;
     return table;
@@ -48,9 +48,9 @@ void ctl_table_add(struct ctl_table *table, enum ctl_style style, const char *fo
     text_safe(raw, safe, sizeof safe);
     if (table->used == table->room) {
         table->room = table->room == 0 ? 64 : 2 * table->room;
-        table->cells = must(realloc(table->cells, table->room * sizeof *table->cells));
+        table->cells = ctl_must(realloc(table->cells, table->room * sizeof *table->cells));
     }
-    table->cells[table->used++] = (struct cell){.text = must(strdup(safe)), .style = style};
+    table->cells[table->used++] = (struct cell){.text = ctl_must(strdup(safe)), .style = style};
 }
 
 size_t ctl_table_rows(const struct ctl_table *table)
@@ -106,8 +106,8 @@ static void print_line(const struct ctl_table *table, FILE *out, bool colours, c
 void ctl_table_print(const struct ctl_table *table, FILE *out, bool colours)
 {
     const size_t count = table->column_count;
-    size_t *widths = must(calloc(count, sizeof *widths));
-    struct cell *titles = must(calloc(count, sizeof *titles));
+    size_t *widths = ctl_must(calloc(count, sizeof *widths));
+    struct cell *titles = ctl_must(calloc(count, sizeof *titles));
     for (size_t i = 0; i < count; i++) {
         widths[i] = column_width(table, i);
         titles[i].text = (char *)(uintptr_t)table->columns[i].title;

@@ -9,6 +9,9 @@
 #include <stddef.h>
 #include <stdio.h>
 
+/* `memory`, which NULL is not: that ends the program. */
+void *ctl_must(void *memory);
+
 enum ctl_style { CTL_PLAIN, CTL_BOLD, CTL_GOOD, CTL_NOTE, CTL_BAD };
 
 struct ctl_column {

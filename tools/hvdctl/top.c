@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "tools/hvdctl/ctl.h"
+#include "tools/hvdctl/table.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -19,16 +20,6 @@ struct look {
     size_t reply_count;
 };
 
-static void *more(void *memory, size_t bytes)
-{
-    void *grown = realloc(memory, bytes);
-    if (grown == NULL) {
-        fputs("hvdctl: out of memory\n", stderr);
-        exit(CTL_REFUSED);
-    }
-    return grown;
-}
-
 static void look_free(struct look *look)
 {
     for (size_t i = 0; i < look->reply_count; i++)
@@ -39,14 +30,16 @@ static void look_free(struct look *look)
 
 static void keep(struct look *look, struct hvd_admin_answer *reply)
 {
-    look->replies = more(look->replies, (look->reply_count + 1) * sizeof *look->replies);
+    look->replies =
+        ctl_must(realloc(look->replies, (look->reply_count + 1) * sizeof *look->replies));
     look->replies[look->reply_count++] = reply;
 }
 
 /* `job` lives as long as the look. */
 static void take_rows(struct look *look, const char *job, struct hvd_admin_answer *reply)
 {
-    look->rows = more(look->rows, (look->count + reply->rank_count + 1) * sizeof *look->rows);
+    look->rows =
+        ctl_must(realloc(look->rows, (look->count + reply->rank_count + 1) * sizeof *look->rows));
     for (size_t i = 0; i < reply->rank_count; i++)
         look->rows[look->count++] = (struct ctl_top_row){.job = job, .now = *reply->ranks[i]};
     keep(look, reply);

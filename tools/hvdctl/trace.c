@@ -5,6 +5,7 @@
  * page asks for smaller numbers only. */
 #include "base/status.h"
 #include "tools/hvdctl/ctl.h"
+#include "tools/hvdctl/table.h"
 
 #include <stdlib.h>
 
@@ -17,16 +18,6 @@ struct rows {
     size_t reply_count;
 };
 
-static void *more(void *memory, size_t bytes)
-{
-    void *grown = realloc(memory, bytes);
-    if (grown == NULL) {
-        fputs("hvdctl: out of memory\n", stderr);
-        exit(CTL_REFUSED);
-    }
-    return grown;
-}
-
 /* A node that was asked several times stays with its least certain clock. */
 static void note_span(struct rows *rows, const struct hvd_admin_span *span)
 {
@@ -36,19 +27,21 @@ static void note_span(struct rows *rows, const struct hvd_admin_span *span)
     if (at < rows->span_count && rows->spans[at]->clock_error_ns >= span->clock_error_ns)
         return;
     if (at == rows->span_count)
-        rows->spans = more(rows->spans, ++rows->span_count * sizeof *rows->spans);
+        rows->spans = ctl_must(realloc(rows->spans, ++rows->span_count * sizeof *rows->spans));
     rows->spans[at] = span;
 }
 
 /* Takes the reply, which may have no ops. */
 static void append(struct rows *rows, struct hvd_admin_answer *reply)
 {
-    rows->all = more(rows->all, (rows->count + reply->trace_count + 1) * sizeof *rows->all);
+    rows->all =
+        ctl_must(realloc(rows->all, (rows->count + reply->trace_count + 1) * sizeof *rows->all));
     for (size_t i = 0; i < reply->span_count; i++)
         note_span(rows, reply->spans[i]);
     for (size_t i = 0; i < reply->trace_count; i++)
         rows->all[rows->count++] = reply->traces[i];
-    rows->replies = more(rows->replies, (rows->reply_count + 1) * sizeof *rows->replies);
+    rows->replies =
+        ctl_must(realloc(rows->replies, (rows->reply_count + 1) * sizeof *rows->replies));
     rows->replies[rows->reply_count++] = reply;
 }
 
