@@ -107,17 +107,6 @@ static int fail(char *text_p, size_t size, const struct row *row, const char *va
     return -1;
 }
 
-static bool set_word(const struct word *words, const char *value, int *value_p)
-{
-    for (; words->text != NULL; words++) {
-        if (strcmp(words->text, value) != 0)
-            continue;
-        *value_p = words->value;
-        return true;
-    }
-    return false;
-}
-
 static bool set_number(const char *value, long min, long max, long *number_p)
 {
     return text_parse_int(value, min, max, number_p) == 0;
@@ -126,29 +115,23 @@ static bool set_number(const char *value, long min, long max, long *number_p)
 /* Words: op, dtype, reduction, memory. */
 static bool take_word(struct perf_options *options, char letter, const char *value)
 {
-    int number = 0;
-    switch (letter) {
-    case 'o':
-        if (!set_word(ops, value, &number))
-            return false;
-        options->op = (enum perf_op)number;
-        return true;
-    case 'd':
-        if (!set_word(dtypes, value, &number))
-            return false;
-        options->dtype = (enum hvd_dtype)number;
-        return true;
-    case 'r':
-        if (!set_word(reductions, value, &number))
-            return false;
-        options->reduce_op = (enum hvd_reduce_op)number;
-        return true;
-    default:
-        if (!set_word(memories, value, &number))
-            return false;
-        options->memory = (enum perf_memory)number;
-        return true;
-    }
+    const struct word *word = letter == 'o'   ? ops
+                              : letter == 'd' ? dtypes
+                              : letter == 'r' ? reductions
+                                              : memories;
+    while (word->text != NULL && strcmp(word->text, value) != 0)
+        word++;
+    if (word->text == NULL)
+        return false;
+    if (letter == 'o')
+        options->op = (enum perf_op)word->value;
+    else if (letter == 'd')
+        options->dtype = (enum hvd_dtype)word->value;
+    else if (letter == 'r')
+        options->reduce_op = (enum hvd_reduce_op)word->value;
+    else
+        options->memory = (enum perf_memory)word->value;
+    return true;
 }
 
 static bool take_number(struct perf_options *options, char letter, const char *value)

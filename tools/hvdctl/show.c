@@ -62,10 +62,11 @@ static void add_user(struct ctl_table *table, uint32_t uid)
     ctl_table_add(table, CTL_PLAIN, "%s", text);
 }
 
-static void add_pid(struct ctl_table *table, int32_t pid)
+/* 0 is not known. */
+static void add_number(struct ctl_table *table, int32_t number)
 {
-    if (pid > 0)
-        ctl_table_add(table, CTL_PLAIN, "%" PRId32, pid);
+    if (number > 0)
+        ctl_table_add(table, CTL_PLAIN, "%" PRId32, number);
     else
         ctl_table_add(table, CTL_PLAIN, "-");
 }
@@ -131,10 +132,7 @@ void ctl_show_nodes(const struct ctl *ctl, const struct hvd_admin_answer *reply)
                          strcmp(row->state, "unreached") == 0 || strcmp(row->state, "absent") == 0;
         ctl_table_add(table, CTL_PLAIN, "%s", row->name);
         ctl_table_add(table, CTL_PLAIN, "%s", row->address[0] != '\0' ? row->address : "-");
-        if (row->port != 0)
-            ctl_table_add(table, CTL_PLAIN, "%" PRIu32, row->port);
-        else
-            ctl_table_add(table, CTL_PLAIN, "-");
+        add_number(table, (int32_t)row->port);
         ctl_table_add(table, bad ? CTL_BAD : CTL_PLAIN, "%s", row->state);
         ctl_table_add(table, CTL_PLAIN, "%s", row->version[0] != '\0' ? row->version : "-");
         add_duration(table, row->joined_ns);
@@ -146,6 +144,16 @@ void ctl_show_nodes(const struct ctl *ctl, const struct hvd_admin_answer *reply)
         line(ctl, "mesh", "%s", reply->text);
 }
 
+static void add_job(struct ctl_table *table, const struct hvd_admin_job *row)
+{
+    const bool failed = strcmp(row->state, "failed") == 0;
+    ctl_table_add(table, CTL_PLAIN, "%s", row->job);
+    ctl_table_add(table, CTL_PLAIN, "%" PRIu64, row->generation);
+    add_user(table, row->uid);
+    ctl_table_add(table, failed ? CTL_BAD : CTL_PLAIN, "%s", row->state);
+    ctl_table_add(table, CTL_PLAIN, "%" PRId32 "/%" PRId32, row->attached, row->size);
+}
+
 /* Of all nodes: what is known without asking engines. */
 static void show_mesh_jobs(const struct ctl *ctl, const struct hvd_admin_answer *reply)
 {
@@ -155,15 +163,10 @@ static void show_mesh_jobs(const struct ctl *ctl, const struct hvd_admin_answer 
     struct ctl_table *table = ctl_table_new(columns, COUNT(columns));
     for (size_t i = 0; i < reply->job_count; i++) {
         const struct hvd_admin_job *row = reply->jobs[i];
-        const bool failed = strcmp(row->state, "failed") == 0;
         ctl_table_add(table, CTL_PLAIN, "%s", row->node);
-        ctl_table_add(table, CTL_PLAIN, "%s", row->job);
-        ctl_table_add(table, CTL_PLAIN, "%" PRIu64, row->generation);
-        add_user(table, row->uid);
-        ctl_table_add(table, failed ? CTL_BAD : CTL_PLAIN, "%s", row->state);
-        ctl_table_add(table, CTL_PLAIN, "%" PRId32 "/%" PRId32, row->attached, row->size);
+        add_job(table, row);
         add_duration(table, row->age_ns);
-        add_pid(table, row->engine_pid);
+        add_number(table, row->engine_pid);
     }
     finish(ctl, table, reply->rows_left_out);
 }
@@ -185,18 +188,11 @@ void ctl_show_jobs(const struct ctl *ctl, const struct hvd_admin_answer *reply)
     struct ctl_table *table = ctl_table_new(columns, COUNT(columns));
     for (size_t i = 0; i < reply->job_count; i++) {
         const struct hvd_admin_job *row = reply->jobs[i];
-        const bool failed = strcmp(row->state, "failed") == 0;
-        ctl_table_add(table, CTL_PLAIN, "%s", row->job);
-        ctl_table_add(table, CTL_PLAIN, "%" PRIu64, row->generation);
-        add_user(table, row->uid);
-        ctl_table_add(table, failed ? CTL_BAD : CTL_PLAIN, "%s", row->state);
-        ctl_table_add(table, CTL_PLAIN, "%" PRId32 "/%" PRId32, row->attached, row->size);
-        if (row->withheld)
-            ctl_table_add(table, CTL_PLAIN, "-");
-        else
-            ctl_table_add(table, CTL_PLAIN, "%" PRIu32, row->nodes > 0 ? row->nodes : 1);
+        const int32_t nodes = row->nodes > 0 ? (int32_t)row->nodes : 1;
+        add_job(table, row);
+        add_number(table, row->withheld ? 0 : nodes);
         add_duration(table, row->age_ns);
-        add_pid(table, row->engine_pid);
+        add_number(table, row->engine_pid);
         if (row->withheld) {
             ctl_table_add(table, CTL_PLAIN, "-");
             ctl_table_add(table, CTL_PLAIN, "-");
@@ -257,7 +253,7 @@ void ctl_show_gpus(const struct ctl *ctl, const struct hvd_admin_answer *reply,
         ctl_table_add(table, CTL_PLAIN, "%s", row->name[0] != '\0' ? row->name : "-");
         ctl_table_add(table, CTL_PLAIN, "%s", row->job);
         add_user(table, row->uid);
-        add_pid(table, row->pid);
+        add_number(table, row->pid);
         ctl_table_add(table, CTL_PLAIN, "%s", row->state);
         add_gpu_memory(table, row);
     }
@@ -338,7 +334,7 @@ static void add_rank(struct ctl_table *table, const struct hvd_admin_rank *row)
     const bool stopped = row->process[0] == 'T' || row->process[0] == 't';
     text_process(row->process[0] != '\0' ? row->process : "-", process, sizeof process);
     ctl_table_add(table, CTL_PLAIN, "%" PRId32, row->rank);
-    add_pid(table, row->pid);
+    add_number(table, row->pid);
     if (row->pid > 0 || row->own_pid > 0)
         add_user(table, row->uid);
     else
@@ -621,7 +617,7 @@ void ctl_show_top(const struct ctl *ctl, const struct ctl_top_row *rows, size_t 
                      sizeof process);
         ctl_table_add(table, CTL_PLAIN, "%s", row->job);
         ctl_table_add(table, CTL_PLAIN, "%" PRId32, row->now.rank);
-        add_pid(table, row->now.pid);
+        add_number(table, row->now.pid);
         ctl_table_add(table, CTL_PLAIN, "%s", process);
         add_count(table, row->ops_per_s);
         add_bytes(table, row->bytes_per_s);
