@@ -168,35 +168,17 @@ static bool take_number(struct perf_options *options, char letter, const char *v
 
 static void take_switch(struct perf_options *options, char letter)
 {
-    switch (letter) {
-    case 'c':
-        options->check = true;
-        break;
-    case 'O':
-        options->out_of_place = true;
-        break;
-    case 'B':
-        options->no_barrier = true;
-        break;
-    case 'U':
-        options->unnamed = true;
-        break;
-    case 'N':
-        options->new_names = true;
-        break;
-    case 'M':
-        options->reference = true;
-        break;
-    case 'j':
-        options->json = true;
-        break;
-    case 'h':
-        options->help = true;
-        break;
-    default:
-        options->version = true;
-        break;
-    }
+    const struct {
+        char letter;
+        bool *set_p;
+    } switches[] = {
+        {'c', &options->check},   {'O', &options->out_of_place}, {'B', &options->no_barrier},
+        {'U', &options->unnamed}, {'N', &options->new_names},    {'M', &options->reference},
+        {'j', &options->json},    {'h', &options->help},         {'v', &options->version},
+    };
+    for (size_t i = 0; i < COUNT(switches); i++)
+        if (switches[i].letter == letter)
+            *switches[i].set_p = true;
 }
 
 static int take(struct perf_options *options, const struct row *row, const char *value,
