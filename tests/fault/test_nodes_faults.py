@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from hvt import Daemon, Status, check_prompt, program, scaled, sockets, wait_until
+from hvt import Daemon, Status, check_prompt, new_keys, program, scaled, sockets, wait_until
 from hvt.namespaces import mount
 from hvt.spread import SpreadJob
 
@@ -159,9 +159,7 @@ def place(rank, local_rank, local_size, node):
 
 def test_a_rank_that_is_killed_before_its_node_is_complete_is_named_on_the_other_node(tmp_path):
     """Whoever has started the hvdds."""
-    keys = tmp_path / "mesh"
-    subprocess.run([program("hvdctl"), "key", "new", str(keys)], check=True, stdout=subprocess.DEVNULL)
-    options = {"mesh-key": keys, "port-range": "9664-9695"}
+    options = {"mesh-key": new_keys(tmp_path / "mesh"), "port-range": "9664-9695"}
     with Daemon(options=options | {"mesh-listen": "127.0.0.1:0"}) as first:
         port = (first.address / "mesh.port").read_text(encoding="ascii").strip()
         with Daemon(options=options | {"mesh-join": f"127.0.0.1:{port}"}) as second:

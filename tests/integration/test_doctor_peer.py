@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterator
 from typing import Any
 
-from hvt import Daemon, program, scaled
+from hvt import Daemon, new_keys, program, scaled
 from hvt.daemon import clean_environment
 
 #: This test's own.
@@ -76,8 +76,8 @@ def test_nothing_is_measured_without_the_key():
 
 
 def test_the_mesh_of_a_hvdd_is_known_and_left_in_peace(tmp_path: pathlib.Path):
-    subprocess.run([program("hvdctl"), "key", "new", str(tmp_path / "mesh")], check=True, stdout=subprocess.DEVNULL)
-    with Daemon(options={"mesh-listen": "127.0.0.1:0", "mesh-key": tmp_path / "mesh", "port-range": PORTS}) as daemon:
+    options = {"mesh-listen": "127.0.0.1:0", "mesh-key": new_keys(tmp_path / "mesh"), "port-range": PORTS}
+    with Daemon(options=options) as daemon:
         port = daemon.ctl.json("status")["daemon"]["mesh_port"]
         _, checks = ask(f"127.0.0.1:{port}")
         assert checks["peer's hvdd"]["result"] == "ok" and "a mesh that hvdd could join" in checks["peer's hvdd"]["value"]

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hvt import Daemon, Status, check_prompt, procs, scaled, wait_until, wire
+from hvt import Daemon, Status, check_prompt, new_keys, procs, scaled, wait_until, wire
 from hvt.build import BUILD, program
 from hvt.ports import free_port
 from hvt.zmtp import Zmtp
@@ -25,12 +25,6 @@ ENGINE = BUILD / "tests" / "hvt_fake_engine"
 @pytest.fixture(name="keys")
 def _keys(tmp_path: pathlib.Path) -> pathlib.Path:
     return new_keys(tmp_path / "mesh")
-
-
-def new_keys(prefix: pathlib.Path) -> pathlib.Path:
-    """A pair of key files, made by hvdctl."""
-    subprocess.run([program("hvdctl"), "key", "new", str(prefix)], check=True, stdout=subprocess.DEVNULL)
-    return prefix
 
 
 def listener(keys: pathlib.Path, **options: str) -> Daemon:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hvt import SERVICE, Daemon, Status, as_service, check_prompt, procs, wait_until
+from hvt import SERVICE, Daemon, Status, as_service, check_prompt, new_keys, procs, wait_until
 from hvt.build import program, program_for_strangers, scaled
 from hvt.job import Job
 from hvt.namespaces import NEW_NET, Inside
@@ -206,9 +206,9 @@ def _folder() -> Iterator[pathlib.Path]:
         yield pathlib.Path(path)
 
 
-def new_keys(folder: pathlib.Path, owner: dict[str, Any]) -> tuple[pathlib.Path, pathlib.Path]:
+def keys_of(folder: pathlib.Path, owner: dict[str, Any]) -> tuple[pathlib.Path, pathlib.Path]:
     """Of the one that listens, who is `owner`, and of the one that joins."""
-    subprocess.run([program("hvdctl"), "key", "new", str(folder / "mesh")], check=True, stdout=subprocess.DEVNULL)
+    new_keys(folder / "mesh")
     if owner:
         os.chown(folder / "mesh.server", owner["user"], owner["group"])
     return folder / "mesh.server", folder / "mesh.client"
@@ -271,7 +271,7 @@ def check_job(first: UnitDaemon, second: Daemon) -> None:
 def test_a_job_over_two_nodes_while_hvdd_itself_has_no_network(folder):
     """The one has units, the other was started by hand."""
     kind = UnitDaemon if missing() else Netless
-    server, client = new_keys(folder, as_service())
+    server, client = keys_of(folder, as_service())
     ports = {"HVD_PORT_RANGE": "9732-9831"}
     with kind(options={"private": "no", "mesh-listen": "127.0.0.1:0", "mesh-key": server, "port-range": ports["HVD_PORT_RANGE"]},
               folder_mode=0o755, user=as_service(), unit_settings=ports) as first:

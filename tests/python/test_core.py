@@ -10,8 +10,7 @@ import time
 import pytest
 
 from conftest import clean_environment
-from hvt import Daemon
-from hvt.build import program
+from hvt import Daemon, new_keys
 
 
 def check_identity_and_sets():
@@ -234,9 +233,8 @@ hvd.shutdown()
 
 def test_control_c_ends_a_shutdown_that_waits_for_other_nodes(tmp_path):
     """A session of several nodes is kept until they have met: up to 45 s."""
-    keys = tmp_path / "mesh"
-    subprocess.run([program("hvdctl"), "key", "new", str(keys)], check=True, stdout=subprocess.DEVNULL)
-    with Daemon(options={"mesh-listen": "127.0.0.1:0", "mesh-key": keys, "port-range": "9732-9763"}) as daemon:
+    options = {"mesh-listen": "127.0.0.1:0", "mesh-key": new_keys(tmp_path / "mesh"), "port-range": "9732-9763"}
+    with Daemon(options=options) as daemon:
         done = subprocess.run([sys.executable, "-c", SHUTDOWN_BEFORE_THE_NODES_HAVE_MET], capture_output=True, text=True,
                               timeout=60, check=False, env=clean_environment(
                                   HVD_ADDRESS=str(daemon.address), HVD_JOB_ID="early", HVD_RANK="0", HVD_SIZE="2",

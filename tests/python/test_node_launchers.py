@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from conftest import BUILD, PROGRAMS, clean_environment
+from hvt.ctl import new_keys
 from hvt.nodes import Node, Nodes, missing
 from hvt.wait import wait_until
 
@@ -46,8 +47,7 @@ def _nodes() -> Iterator[Nodes]:
     if why:
         pytest.skip(why)
     with Nodes(2, ssh=True) as nodes:
-        subprocess.run([str(BUILD / "bin" / "hvdctl"), "key", "new", str(nodes.shared / "keys")], check=True,
-                       stdout=subprocess.DEVNULL)
+        new_keys(nodes.shared / "keys")
         yield nodes
         wait_until(lambda: not hvdds(nodes), lambda: f"hvdd to end: {hvdds(nodes)}", IDLE_S + 20, 0.2)
 

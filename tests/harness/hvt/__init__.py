@@ -5,7 +5,7 @@ A test asks for a `Daemon` (a private hvdd in a fresh directory), starts `Rank` 
 expects. Leaving the daemon checks what every test has to leave behind: nothing.
 """
 from hvt.build import BUILD, patience, program, sanitized, scaled
-from hvt.ctl import Ctl, CtlError
+from hvt.ctl import Ctl, CtlError, new_keys
 from hvt.daemon import SERVICE, Daemon, as_service, being, stopped
 from hvt.job import Job, job_of
 from hvt.log import Line, parse_line
@@ -15,4 +15,4 @@ from hvt.status import Status
 from hvt.wait import Expired, check_prompt, wait_until
 
 __all__ = ["BUILD", "Ctl", "CtlError", "Daemon", "Expired", "Job", "Line", "Node", "Nodes", "Rank", "RankError", "SERVICE", "Status", "as_service",
-           "being", "check_prompt", "job_of", "open_job", "parse_line", "patience", "program", "stopped", "sanitized", "scaled", "wait_until"]
+           "being", "check_prompt", "job_of", "new_keys", "open_job", "parse_line", "patience", "program", "stopped", "sanitized", "scaled", "wait_until"]

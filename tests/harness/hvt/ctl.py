@@ -10,6 +10,12 @@ from hvt.build import program, program_for_strangers, scaled
 from hvt.nodes import Node
 
 
+def new_keys(prefix: pathlib.Path) -> pathlib.Path:
+    """A pair of key files for a mesh: .server and .client."""
+    subprocess.run([program("hvdctl"), "key", "new", str(prefix)], check=True, stdout=subprocess.DEVNULL)
+    return prefix
+
+
 class CtlError(RuntimeError):
     """hvdctl did not exit with 0. `code` is its exit code, `text` what it wrote to stderr."""
 
