@@ -34,24 +34,6 @@ path=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 
 # ---- the image
 
-make_bare() {
-    local from options=()
-    [ ! -e "$place/bare/complete" ] || return 0
-    rm -rf "$place/bare"
-    from=$(debian_mirror)
-    case $from in
-    https:*) options=(--include=ca-certificates) ;;
-    esac
-    # shellcheck source=/dev/null
-    setpriv --pdeathsig KILL "${isolated[@]}" --mount-proc debootstrap --variant=minbase "${options[@]}" \
-        "$(. /etc/os-release && echo "$VERSION_CODENAME")" "$place/bare" ${from:+"$from"} >"$place/debootstrap.log" || {
-        tail -n 20 "$place/debootstrap.log" >&2
-        exit 1
-    }
-    rm -f "$place"/bare/var/cache/apt/archives/*.deb
-    touch "$place/bare/complete"
-}
-
 # One instruction of the Dockerfile. COPY has one source.
 instruct() {
     local words
@@ -293,6 +275,7 @@ else
     [ -x "$place/venv/bin/pip" ] || python3 -m venv "$place/venv"
     "$place/venv/bin/pip" wheel --quiet --disable-pip-version-check --no-deps -w "$place/context" ./python
 fi
-make_bare
+# shellcheck source=/dev/null
+debian_bare "$place" "$(. /etc/os-release && echo "$VERSION_CODENAME")"
 make_image
 setpriv --pdeathsig KILL "${isolated[@]}" --mount-proc "$self" --trials "$image" "$place"

@@ -52,7 +52,6 @@ if [ "${1:-}" = --inside ]; then
 fi
 
 place=$PWD/build-debian13
-bare=$place/bare
 root=$place/root
 commands=("scripts/demo.sh" "scripts/test.sh")
 isolated=(unshare --mount --pid --uts --ipc --fork --kill-child --mount-proc --propagation private)
@@ -62,23 +61,6 @@ if [ "$(id -u)" != 0 ]; then
     echo "debian13: needs root, for debootstrap and chroot: sudo $0 $*" >&2
     exit 1
 fi
-
-make_bare() {
-    local from options=()
-    [ ! -e "$bare/complete" ] || return 0
-    rm -rf "$bare"
-    from=$(debian_mirror)
-    case $from in
-    https:*) options=(--include=ca-certificates) ;;
-    esac
-    setpriv --pdeathsig KILL "${isolated[@]}" debootstrap --variant=minbase "${options[@]}" trixie "$bare" ${from:+"$from"} \
-        >"$place/debootstrap.log" || {
-        tail -n 20 "$place/debootstrap.log" >&2
-        exit 1
-    }
-    rm -f "$bare"/var/cache/apt/archives/*.deb
-    touch "$bare/complete"
-}
 
 # What this machine knows about its network.
 carry_settings() {
@@ -99,7 +81,7 @@ carry_settings() {
 
 make_root() {
     rm -rf "$root"
-    cp -a "$bare" "$root"
+    cp -a "$place/bare" "$root"
     carry_settings
     git clone --quiet --no-hardlinks . "$root/root/hvdd"
 }
@@ -133,7 +115,7 @@ flock -n "$lock" || {
     echo "debian13: another run uses $place" >&2
     exit 1
 }
-make_bare
+debian_bare "$place" trixie
 make_root
 if [ $# -gt 0 ]; then
     try "$@"
