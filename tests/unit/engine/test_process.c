@@ -8,7 +8,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -296,17 +295,6 @@ END_TEST
 
 /* ---- hvdd gone ---- */
 
-static int listen_at(const char *path)
-{
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-
-    snprintf(address.sun_path, sizeof address.sun_path, "%s", path);
-    ck_assert_int_eq(bind(fd, (struct sockaddr *)&address, sizeof address), 0);
-    ck_assert_int_eq(listen(fd, 1), 0);
-    return fd;
-}
-
 START_TEST(a_job_survives_its_hvdd_and_finds_the_next_one)
 {
     struct hvi_engine_start engine_start = hvt_node_defaults(2);
@@ -323,7 +311,7 @@ START_TEST(a_job_survives_its_hvdd_and_finds_the_next_one)
         submit(1, HVI_KIND_ALLREDUCE, 4, 0, "w");
         expect_all(HVI_OK);
     }
-    int listener = listen_at(path);
+    int listener = hvt_node_listen(path);
     node.link = accept(listener, NULL, NULL);
     ck_assert(hvt_node_expect(&node, HVI_PACKET_ENGINE_HELLO, &msg));
     ck_assert_str_eq(msg.engine_hello.job, HVT_JOB);

@@ -14,7 +14,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #define SIZE  1000000
@@ -873,17 +872,6 @@ END_TEST
 
 /* ---- hvdd comes and goes ---- */
 
-static int listen_at(const char *path)
-{
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-
-    snprintf(address.sun_path, sizeof address.sun_path, "%s", path);
-    ck_assert_int_eq(bind(fd, (struct sockaddr *)&address, sizeof address), 0);
-    ck_assert_int_eq(listen(fd, 1), 0);
-    return fd;
-}
-
 START_TEST(a_restarted_hvdd_is_told_of_seats_and_of_the_node)
 {
     char folder[] = "/tmp/hvt-rendezvous-XXXXXX", path[64];
@@ -894,7 +882,7 @@ START_TEST(a_restarted_hvdd_is_told_of_seats_and_of_the_node)
     attach_all();
     expect_node();
     strcpy(bench.engine->start.attach_path, path);
-    int listening = listen_at(path);
+    int listening = hvt_node_listen(path);
     shutdown(bench.link, SHUT_RDWR);
     uint64_t end_ns = hvi_deadline_after(HVT_DEADLINE_NS);
     do { /* it loses the link first, then finds the new hvdd */
