@@ -59,10 +59,10 @@ static struct engine_wish **find(struct engine_sessions *sessions, uint64_t tick
     return link;
 }
 
-/* A ticket for a request of the session's; 0: no memory. `region` 0: it is of the fence page. */
-static uint64_t wish_ticket(struct engine_session *session, uint64_t request, uint32_t region)
+/* A ticket for a request that adds no region; 0: no memory. */
+static uint64_t wish_ticket(struct engine_session *session, uint64_t request)
 {
-    const struct engine_wish *wish = wish_new(session, request, region);
+    const struct engine_wish *wish = wish_new(session, request, 0);
 
     return wish ? wish->ticket : 0;
 }
@@ -309,7 +309,7 @@ bool engine_device_remove(struct engine_session *session, const struct hvi_regio
         engine_control_ack(session, remove->request, status, text);
         return true;
     }
-    uint64_t ticket = wish_ticket(session, remove->request, 0);
+    uint64_t ticket = wish_ticket(session, remove->request);
     status = engine_device_release(sessions->device, ticket, import);
     if (ticket != 0 && status == HVI_OK)
         return true;
@@ -365,7 +365,7 @@ static int open_page(struct engine_session *session, uint64_t request, const cha
         return status;
     }
     hvi_packet_take_fd(&sessions->packet, 0);
-    uint64_t ticket = wish_ticket(session, request, 0);
+    uint64_t ticket = wish_ticket(session, request);
     status = ticket != 0 ? engine_device_page(sessions->device, ticket, fences->page.map.fd,
                                               &fences->number)
                          : HVI_ERR_NO_MEMORY;
