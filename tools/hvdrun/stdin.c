@@ -24,9 +24,12 @@ int run_stdin_init(struct run_stdin *input_p)
     return 0;
 }
 
-struct pollfd run_stdin_poll(const struct run_stdin *input, uint64_t now_ns)
+/* A terminal that another has read meanwhile is waited for like any other. */
+struct pollfd run_stdin_poll(struct run_stdin *input, uint64_t now_ns)
 {
-    if (input->pipe_fd < 0 || now_ns < input->retry_ns)
+    if (now_ns >= input->retry_ns)
+        input->retry_ns = 0;
+    if (input->pipe_fd < 0 || input->retry_ns != 0)
         return (struct pollfd){.fd = -1};
     if (input->pending.used > 0)
         return (struct pollfd){.fd = input->pipe_fd, .events = POLLOUT};

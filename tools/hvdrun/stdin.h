@@ -17,8 +17,8 @@ struct run_stdin {
 
 /* 0 or an errno. */
 int run_stdin_init(struct run_stdin *input_p);
-/* What to poll next: the terminal, the pipe, or nothing (fd -1). */
-struct pollfd run_stdin_poll(const struct run_stdin *input, uint64_t now_ns);
+/* What to poll next: the terminal, the pipe, or nothing (fd -1), until .retry_ns. */
+struct pollfd run_stdin_poll(struct run_stdin *input, uint64_t now_ns);
 /* When that item is ready. */
 void run_stdin_handle(struct run_stdin *input);
 void run_stdin_fini(struct run_stdin *input);

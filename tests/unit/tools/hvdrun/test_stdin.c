@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The terminal that is read for rank 0. That of a test is not the terminal of the test's session: hvdrun takes itself for a
+ * job in the background. */
+#include "tools/hvdrun/stdin.h"
+
+#include "tests/unit/hvt_main.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+static struct run_stdin input;
+static int master_fd, terminal_fd;
+
+static void setup(void)
+{
+    master_fd = posix_openpt(O_RDWR | O_NOCTTY);
+    ck_assert(master_fd >= 0 && grantpt(master_fd) == 0 && unlockpt(master_fd) == 0);
+    terminal_fd = open(ptsname(master_fd), O_RDWR | O_NOCTTY);
+    ck_assert_int_eq(dup2(terminal_fd, STDIN_FILENO), STDIN_FILENO);
+    ck_assert_int_eq(run_stdin_init(&input), 0);
+    ck_assert_int_ge(input.pipe_fd, 0);
+}
+
+static void teardown(void)
+{
+    close(input.child_fd);
+    run_stdin_fini(&input);
+    close(master_fd);
+    close(terminal_fd);
+}
+
+START_TEST(the_terminal_is_left_alone_in_the_background)
+{
+    ck_assert_int_eq(run_stdin_poll(&input, 1).fd, STDIN_FILENO);
+    ck_assert_int_eq(write(master_fd, "x\n", 2), 2);
+    run_stdin_handle(&input);
+    ck_assert_uint_ne(input.retry_ns, 0);
+    ck_assert_uint_eq(input.pending.used, 0);
+    ck_assert_int_eq(run_stdin_poll(&input, input.retry_ns - 1).fd, -1);
+}
+END_TEST
+
+/* The shell reads what was typed: nothing is ready when hvdrun looks again, and it must sleep on. */
+START_TEST(a_terminal_that_another_has_read_is_waited_for_without_an_end)
+{
+    char bytes[8];
+
+    ck_assert_int_eq(write(master_fd, "x\n", 2), 2);
+    run_stdin_handle(&input);
+    ck_assert_int_eq(read(terminal_fd, bytes, sizeof bytes), 2);
+    ck_assert_int_eq(run_stdin_poll(&input, input.retry_ns).fd, STDIN_FILENO);
+    ck_assert_uint_eq(input.retry_ns, 0);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("tools/hvdrun/stdin");
+    TCase *tests = tcase_create("background");
+    tcase_add_checked_fixture(tests, setup, teardown);
+    tcase_add_test(tests, the_terminal_is_left_alone_in_the_background);
+    tcase_add_test(tests, a_terminal_that_another_has_read_is_waited_for_without_an_end);
+    suite_add_tcase(suite, tests);
+    return hvt_run_suite(suite);
+}
