@@ -142,6 +142,12 @@ static bool get_bool(const cJSON *command, const char *name)
     return cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(command, name));
 }
 
+static int64_t get_timeout_ns(const cJSON *command)
+{
+    int64_t timeout_ms = get_int(command, "timeout_ms", 5000);
+    return timeout_ms < 0 ? -1 : timeout_ms * 1000000;
+}
+
 /* Times need more digits than a double prints. */
 static void add_int(cJSON *reply, const char *name, int64_t value)
 {
@@ -378,6 +384,12 @@ static void release_buffer(struct hvd_session *session, struct hvt_buffer *buffe
     *buffer = (struct hvt_buffer){0};
 }
 
+static void release_operands(struct hvd_session *session, struct hvt_op *op)
+{
+    release_buffer(session, &op->in);
+    release_buffer(session, &op->out);
+}
+
 /* The memory of a session that was closed is used for something else. Bytes that are not what was written. */
 static size_t watch_outputs(int number)
 {
@@ -403,8 +415,7 @@ static int close_session(int number, bool watch, size_t *wrong_p)
     *wrong_p = watch ? watch_outputs(number) : 0;
     for (size_t i = 0; i < OPS; i++) {
         if (ops[i].op && ops[i].session == number) {
-            release_buffer(NULL, &ops[i].in);
-            release_buffer(NULL, &ops[i].out);
+            release_operands(NULL, &ops[i]);
             ops[i].op = NULL;
         }
     }
@@ -509,22 +520,15 @@ static void settle(struct hvt_buffer *buffer, int stream)
 
 static enum hvt_memory get_memory(const cJSON *command, const char *name)
 {
+    static const char *const names[] = {
+        [HVT_MALLOC] = "malloc",   [HVT_SHARED] = "shared",   [HVT_REGISTERED] = "registered",
+        [HVT_ADOPTED] = "adopted", [HVT_LASTING] = "lasting", [HVT_DEVICE] = "device",
+        [HVT_OWN] = "own",         [HVT_SEGMENT] = "segment", [HVT_POOL] = "pool"};
     const char *text = get_text(command, name);
-    if (text && strcmp(text, "shared") == 0)
-        return HVT_SHARED;
-    if (text && strcmp(text, "adopted") == 0)
-        return HVT_ADOPTED;
-    if (text && strcmp(text, "lasting") == 0)
-        return HVT_LASTING;
-    if (text && strcmp(text, "device") == 0)
-        return HVT_DEVICE;
-    if (text && strcmp(text, "own") == 0)
-        return HVT_OWN;
-    if (text && strcmp(text, "segment") == 0)
-        return HVT_SEGMENT;
-    if (text && strcmp(text, "pool") == 0)
-        return HVT_POOL;
-    return text && strcmp(text, "registered") == 0 ? HVT_REGISTERED : HVT_MALLOC;
+    size_t i = sizeof names / sizeof *names - 1;
+    while (text && i > 0 && strcmp(text, names[i]) != 0)
+        i--;
+    return text ? (enum hvt_memory)i : HVT_MALLOC;
 }
 
 /* The tensor as the command describes it, also where it is nonsense. `bytes_p`: of its payload, 0
@@ -777,8 +781,7 @@ static void do_submit(const cJSON *command, cJSON *reply)
         add_int(reply, "op", op - ops);
         return;
     }
-    release_buffer(session, &op->in);
-    release_buffer(session, &op->out);
+    release_operands(session, op);
 }
 
 /* ---- groups ---- */
@@ -852,8 +855,7 @@ static void do_group(const cJSON *command, cJSON *reply)
             cJSON_AddItemToArray(list, cJSON_CreateNumber((double)(op - ops)));
             continue;
         }
-        release_buffer(session, &op->in);
-        release_buffer(session, &op->out);
+        release_operands(session, op);
     }
 }
 
@@ -879,14 +881,20 @@ static void add_bytes(cJSON *reply, const struct hvt_op *op, const void *data, s
     free(copy);
 }
 
+static size_t bytes_of(const struct hvd_tensor *tensor)
+{
+    size_t bytes = hvd_dtype_size(tensor->dtype);
+    for (int i = 0; i < tensor->ndim; i++)
+        bytes *= (size_t)tensor->dims[i];
+    return bytes;
+}
+
 static void add_output(cJSON *reply, const struct hvt_op *op, const struct hvd_tensor *result)
 {
-    size_t bytes = hvd_dtype_size(result->dtype);
+    const size_t bytes = bytes_of(result);
     cJSON *dims = cJSON_AddArrayToObject(reply, "dims");
-    for (int i = 0; i < result->ndim; i++) {
+    for (int i = 0; i < result->ndim; i++)
         cJSON_AddItemToArray(dims, cJSON_CreateNumber((double)result->dims[i]));
-        bytes *= (size_t)result->dims[i];
-    }
     if (result->data || bytes == 0)
         add_bytes(reply, op, result->data, bytes);
 }
@@ -894,9 +902,7 @@ static void add_output(cJSON *reply, const struct hvt_op *op, const struct hvd_t
 static void add_wrong(const cJSON *command, cJSON *reply, const struct hvt_op *op,
                       const struct hvd_tensor *result)
 {
-    size_t bytes = hvd_dtype_size(result->dtype);
-    for (int i = 0; i < result->ndim; i++)
-        bytes *= (size_t)result->dims[i];
+    const size_t bytes = bytes_of(result);
     unsigned char *copy = copy_of(op, result->data, bytes);
     add_int(
         reply, "wrong",
@@ -967,8 +973,7 @@ static void do_test(const cJSON *command, cJSON *reply)
 static void do_wait(const cJSON *command, cJSON *reply)
 {
     struct hvt_op *op = get_op(command);
-    int64_t timeout_ms = get_int(command, "timeout_ms", 5000);
-    int status = hvd_wait(op->op, timeout_ms < 0 ? -1 : timeout_ms * 1000000);
+    int status = hvd_wait(op->op, get_timeout_ns(command));
     add_int(reply, "at_ns", now_ns());
     add_status(reply, status);
     add_result(command, reply, op, status);
@@ -979,8 +984,7 @@ static void wait_many(const cJSON *command, cJSON *reply, bool any)
 {
     static struct hvd_op *list[OPS];
     const cJSON *numbers = cJSON_GetObjectItemCaseSensitive(command, "ops"), *item;
-    int64_t timeout_ms = get_int(command, "timeout_ms", 5000);
-    int64_t timeout_ns = timeout_ms < 0 ? -1 : timeout_ms * 1000000;
+    int64_t timeout_ns = get_timeout_ns(command);
     int count = 0, index = -1;
     cJSON_ArrayForEach(item, numbers)
     {
@@ -1033,8 +1037,7 @@ static void do_free(const cJSON *command, cJSON *reply)
     struct hvd_session *session = get_bool(command, "unsaid") ? NULL : sessions[op->session];
     hvd_op_free(op->op);
     op->op = NULL;
-    release_buffer(session, &op->in);
-    release_buffer(session, &op->out);
+    release_operands(session, op);
     add_int(reply, "status", HVD_OK);
 }
 
