@@ -4,14 +4,13 @@
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "tests/unit/hvt_listen.h"
 #include "tests/unit/hvt_main.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 static char root[64];
@@ -42,11 +41,7 @@ static void teardown(void)
 
 static void listen_there(void)
 {
-    struct sockaddr_un name = {.sun_family = AF_UNIX};
-    snprintf(name.sun_path, sizeof name.sun_path, "%.90s/admin.sock", place);
-    listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    ck_assert_int_eq(bind(listener, (struct sockaddr *)&name, sizeof name), 0);
-    ck_assert_int_eq(listen(listener, 4), 0);
+    listener = hvt_listen(place, "admin.sock", SOCK_STREAM);
 }
 
 START_TEST(the_runtime_directory_of_the_user_comes_first)
@@ -78,7 +73,7 @@ START_TEST(a_listener_whose_queue_stays_full_is_not_taken_for_ours)
     struct address address;
     int error = 0;
     listen_there();
-    for (int i = 0; i < 20 && error == 0; i++)
+    for (int i = 0; i < 100 && error == 0; i++)
         error = address_probe(place, 0);
     ck_assert_int_eq(error, EAGAIN);
     const uint64_t before_ns = hvi_clock_ns();

@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "tests/unit/hvt_listen.h"
 #include "tests/unit/hvt_main.h"
 #include "tests/unit/hvt_process.h"
 
@@ -11,8 +12,6 @@
 #include <pthread.h>
 #include <string.h>
 #include <sys/resource.h>
-#include <sys/socket.h>
-#include <sys/un.h>
 #include <zmq.h>
 
 #define SOON_NS (20 * (int64_t)HVI_NS_SEC)
@@ -23,15 +22,6 @@ static struct admin_client *client;
 static struct hvi_admin_request request;
 static struct hvi_admin_reply reply;
 static char text[256];
-
-static void listen_there(void)
-{
-    struct sockaddr_un name = {.sun_family = AF_UNIX};
-    snprintf(name.sun_path, sizeof name.sun_path, "%s/admin.sock", root);
-    listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    ck_assert_int_eq(bind(listener, (const struct sockaddr *)&name, sizeof name), 0);
-    ck_assert_int_eq(listen(listener, 64), 0);
-}
 
 static void stop_listening(void)
 {
@@ -44,7 +34,7 @@ static void setup(void)
 {
     snprintf(root, sizeof root, "/tmp/hvt-admin-XXXXXX");
     ck_assert_ptr_nonnull(mkdtemp(root));
-    listen_there();
+    listener = hvt_listen(root, "admin.sock", SOCK_STREAM);
     request = (struct hvi_admin_request){.kind = HVI_ADMIN_STATUS};
     memset(&reply, 0, sizeof reply);
     text[0] = '\0';
@@ -314,7 +304,7 @@ START_TEST(a_handle_that_was_idle_while_hvdd_was_down_looks_for_it_once)
     unlink(path);
     stop_listening(); /* and what was in its queue */
     usleep(300000);
-    listen_there();
+    listener = hvt_listen(root, "admin.sock", SOCK_STREAM);
     ck_assert_int_eq(fcntl(listener, F_SETFL, O_NONBLOCK), 0);
     ck_assert_int_eq(call(50 * (int64_t)HVI_NS_MS), HVI_ERR_TIMEOUT);
     ck_assert_int_le(count_queue(), 3); /* a look or two, and its own */

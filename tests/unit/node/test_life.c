@@ -2,6 +2,7 @@
  * How a real hvdd starts, reloads, is restarted and ends. */
 #include "base/clock.h"
 #include "base/status.h"
+#include "tests/unit/hvt_listen.h"
 #include "tests/unit/hvt_main.h"
 #include "tests/unit/node/rig.h"
 
@@ -618,15 +619,8 @@ END_TEST
 
 START_TEST(a_socket_from_a_socket_unit_is_used_and_not_removed)
 {
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    int fd;
-
     ck_assert_int_eq(mkdir(rig.dir, 0700), 0);
-    fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-    snprintf(address.sun_path, sizeof(address.sun_path), "%s/attach.sock", rig.dir);
-    ck_assert_int_eq(bind(fd, (struct sockaddr *)&address, sizeof(address)), 0);
-    ck_assert_int_eq(listen(fd, 16), 0);
-    rig.listen_fd = fd;
+    int fd = rig.listen_fd = hvt_listen(rig.dir, "attach.sock", SOCK_SEQPACKET);
     rig_start(&rig, plain);
     ck_assert_int_eq(rig_log_count(&rig, "socket-inherited"), 1);
     close(rig_join(&rig, "a", 0, 1));

@@ -2,13 +2,12 @@
 #include "tests/unit/tools/hvdctl/hvt_program.h"
 
 #include "base/status.h"
+#include "tests/unit/hvt_listen.h"
 #include "tests/unit/hvt_main.h"
 #include "tests/unit/hvt_process.h"
 
 #include <pthread.h>
 #include <spawn.h>
-#include <sys/socket.h>
-#include <sys/un.h>
 #include <zmq.h>
 
 #define WORDS_MAX 24
@@ -148,23 +147,13 @@ struct player {
     size_t count;
 };
 
-static int listen_there(void)
-{
-    struct sockaddr_un name = {.sun_family = AF_UNIX};
-    snprintf(name.sun_path, sizeof name.sun_path, "%s/admin.sock", hvt_root);
-    const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    ck_assert_int_eq(bind(fd, (const struct sockaddr *)&name, sizeof name), 0);
-    ck_assert_int_eq(listen(fd, 8), 0);
-    return fd;
-}
-
 /* As hvdd's gate, which is given the listening socket. */
 static void open_player(struct player *player)
 {
     char endpoint[128];
     const int linger_ms = 0;
     const int patience_ms = 20000;
-    const int fd = listen_there();
+    const int fd = hvt_listen(hvt_root, "admin.sock", SOCK_STREAM);
     player->context = zmq_ctx_new();
     player->socket = zmq_socket(player->context, ZMQ_ROUTER);
     ck_assert_int_eq(zmq_setsockopt(player->socket, ZMQ_USE_FD, &fd, sizeof fd), 0);

@@ -3,13 +3,12 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "proto/packet.h"
+#include "tests/unit/hvt_listen.h"
 #include "tests/unit/hvt_main.h"
 #include "tests/unit/tools/hvdctl/hvt_program.h"
 
 #include <pthread.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 
 static struct hvi_timeline_request asked;
 static bool has_file;
@@ -22,15 +21,6 @@ struct scene {
     size_t cut; /* so many bytes are missing at its end */
     bool silent;
 };
-
-static void listen_there(void)
-{
-    struct sockaddr_un name = {.sun_family = AF_UNIX};
-    snprintf(name.sun_path, sizeof name.sun_path, "%s/attach.sock", hvt_root);
-    listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-    ck_assert_int_eq(bind(listener, (const struct sockaddr *)&name, sizeof name), 0);
-    ck_assert_int_eq(listen(listener, 8), 0);
-}
 
 /* The request into `asked`; into its file a word. */
 static void take_request(int fd)
@@ -71,7 +61,7 @@ static void *play(void *context)
 static void run_scene(struct scene scene, const char *words)
 {
     pthread_t thread;
-    listen_there();
+    listener = hvt_listen(hvt_root, "attach.sock", SOCK_SEQPACKET);
     ck_assert_int_eq(pthread_create(&thread, NULL, play, &scene), 0);
     hvt_run(words);
     ck_assert_int_eq(pthread_join(thread, NULL), 0);

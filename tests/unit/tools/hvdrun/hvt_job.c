@@ -2,6 +2,7 @@
 #include "tests/unit/tools/hvdrun/hvt_job.h"
 
 #include "base/clock.h"
+#include "tests/unit/hvt_listen.h"
 #include "tests/unit/hvt_main.h"
 #include "tests/unit/hvt_process.h"
 #include "tools/hvdrun/agent.h"
@@ -11,9 +12,7 @@
 #include "tools/hvdrun/spread.h"
 
 #include <poll.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 
 #define PATIENCE_NS (20 * (int64_t)HVI_NS_SEC)
 #define WORDS_MAX   40
@@ -31,14 +30,10 @@ bool hvt_job_serves(int argc, char **argv, int *code_p)
 
 void hvt_job_setup(struct hvt_job *job)
 {
-    struct sockaddr_un name = {.sun_family = AF_UNIX};
     memset(job, 0, sizeof *job);
     snprintf(job->root, sizeof job->root, "/tmp/hvt-job-XXXXXX");
     ck_assert_ptr_nonnull(mkdtemp(job->root));
-    snprintf(name.sun_path, sizeof name.sun_path, "%s/admin.sock", job->root);
-    job->listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    ck_assert_int_eq(bind(job->listener, (const struct sockaddr *)&name, sizeof name), 0);
-    ck_assert_int_eq(listen(job->listener, 16), 0);
+    job->listener = hvt_listen(job->root, "admin.sock", SOCK_STREAM);
     job->in_fd = job->out_fd = job->err_fd = -1;
     unsetenv("HVD_ADDRESS");
     unsetenv("HVD_SSH");

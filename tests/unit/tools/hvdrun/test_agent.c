@@ -5,14 +5,13 @@
 
 #include "base/clock.h"
 #include "base/fate.h"
+#include "tests/unit/hvt_listen.h"
 #include "tests/unit/hvt_main.h"
 #include "tests/unit/tools/hvdrun/hvt_talk.h"
 
 #include <dirent.h>
 #include <signal.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 
 static struct hvt_talk talk;
 static struct hvi_launch_msg start;
@@ -20,22 +19,13 @@ static struct hvi_launch_rank ranks[2];
 static char root[64];
 static int listener;
 
-static void listen_there(void)
-{
-    struct sockaddr_un name = {.sun_family = AF_UNIX};
-    snprintf(name.sun_path, sizeof name.sun_path, "%s/admin.sock", root);
-    listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    ck_assert_int_eq(bind(listener, (const struct sockaddr *)&name, sizeof name), 0);
-    ck_assert_int_eq(listen(listener, 8), 0);
-}
-
 static void setup(void)
 {
     static const char settings[] = "HOROVOD_CYCLE_TIME=9\0FOO=bar";
     signal(SIGPIPE, SIG_IGN);
     snprintf(root, sizeof root, "/tmp/hvt-agent-XXXXXX");
     ck_assert_ptr_nonnull(mkdtemp(root));
-    listen_there();
+    listener = hvt_listen(root, "admin.sock", SOCK_STREAM);
     setenv("XDG_RUNTIME_DIR", root, 1);
     unsetenv("HVD_ADDRESS");
     ranks[0] = (struct hvi_launch_rank){.rank = 2, .cross_rank = 1, .cross_size = 2};
