@@ -5,6 +5,7 @@
 #include "base/status.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -230,6 +231,13 @@ struct hvi_completion hvt_peer_complete(struct hvt_peer *peer, char *text_p, siz
 void hvt_peer_send(struct hvt_peer *peer, const struct hvi_packet_msg *msg, int fd)
 {
     send_msg(peer->socket, msg, &fd, fd >= 0 ? 1 : 0);
+}
+
+bool hvt_peer_has_message(const struct hvt_peer *peer)
+{
+    struct pollfd pollfd = {.fd = peer->socket, .events = POLLIN};
+
+    return poll(&pollfd, 1, 0) > 0;
 }
 
 bool hvt_peer_expect(struct hvt_peer *peer, enum hvi_packet_kind kind, struct hvi_packet_msg *msg_p)

@@ -58,6 +58,7 @@ uint64_t hvt_peer_submit(struct hvt_peer *peer, struct hvi_submission *op);
 /* The next completion; fails when none comes in time. */
 struct hvi_completion hvt_peer_complete(struct hvt_peer *peer, char *text_p, size_t text_size);
 bool hvt_peer_has_completion(struct hvt_peer *peer);
+bool hvt_peer_has_message(const struct hvt_peer *peer);
 
 /* Sends a message with an optional descriptor. */
 void hvt_peer_send(struct hvt_peer *peer, const struct hvi_packet_msg *msg, int fd);

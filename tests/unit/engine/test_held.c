@@ -8,7 +8,6 @@
 #include "tests/unit/hvt_log.h"
 #include "tests/unit/hvt_main.h"
 
-#include <poll.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -144,13 +143,6 @@ static bool sessions_are_over(void)
     return engine_sessions_are_over(&bench.engine->sessions);
 }
 
-static bool has_message(int32_t rank)
-{
-    struct pollfd pollfd = {.fd = bench.peers[rank].socket, .events = POLLIN};
-
-    return poll(&pollfd, 1, 0) > 0;
-}
-
 static void expect_notice(int32_t rank, bool ended, int status)
 {
     struct hvi_packet_msg msg;
@@ -171,18 +163,18 @@ START_TEST(every_member_is_told_who_holds_an_op_up_again_and_again)
 {
     hold();
     look_after(WARN_NS / 2);
-    ck_assert(!has_message(0));
+    ck_assert(!hvt_peer_has_message(&bench.peers[0]));
     for (uint64_t i = 1; i <= 2; i++) {
         look_after(i * WARN_NS + i * HVI_NS_SEC);
         expect_notice(0, false, HVI_INPROGRESS);
         expect_notice(1, false, HVI_INPROGRESS);
         look_after(i * WARN_NS + WARN_NS / 2);
-        ck_assert(!has_message(0));
+        ck_assert(!hvt_peer_has_message(&bench.peers[0]));
         ck_assert_int_eq(hvt_log_count("warning stall op-stalled"), (int)i);
     }
     let_go();
     look_after(9 * WARN_NS);
-    ck_assert(!has_message(0));
+    ck_assert(!hvt_peer_has_message(&bench.peers[0]));
 }
 END_TEST
 
@@ -219,7 +211,7 @@ START_TEST(a_check_time_of_none_is_silent)
     bench.engine->watch.stall_warn_ns = 0;
     bench.engine->watch.stall_policy = ENGINE_STALL_STOP_JOB;
     look_after(ACT_NS * 2);
-    ck_assert(!has_message(0));
+    ck_assert(!hvt_peer_has_message(&bench.peers[0]));
     ck_assert(!bench.engine->sessions.stopping);
     let_go();
 }
@@ -279,7 +271,7 @@ END_TEST
 
 static bool rank_0_is_told(void)
 {
-    return has_message(0);
+    return hvt_peer_has_message(&bench.peers[0]);
 }
 
 /* The rank itself has said that its operand lies in a region that it has not. */

@@ -8,7 +8,6 @@
 #include "tests/unit/hvt_log.h"
 #include "tests/unit/hvt_main.h"
 
-#include <poll.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -170,13 +169,6 @@ static void expect_notice(int32_t rank, const char *text)
     hvi_packet_msg_free(&msg);
 }
 
-static bool has_message(int32_t rank)
-{
-    struct pollfd pollfd = {.fd = bench.peers[rank].socket, .events = POLLIN};
-
-    return poll(&pollfd, 1, 0) > 0;
-}
-
 static int notices_to_hvdd(void)
 {
     static struct hvi_packet packet;
@@ -201,14 +193,14 @@ START_TEST(every_rank_is_told_of_a_stalled_op_again_and_again_and_hvdd_once)
     bench.engine->watch.stall_warn_ns = HVI_NS_SEC;
     submit(1, "w1");
     look_after(0.9);
-    ck_assert(!has_message(0));
+    ck_assert(!hvt_peer_has_message(&bench.peers[0]));
     for (int i = 1; i <= 3; i++) {
         look_after(i + 0.01 * i);
         snprintf(expected, sizeof expected, "\n0: [w1] (pid %d, ", (int)getpid());
         for (int32_t rank = 0; rank < 3; rank++)
             expect_notice(rank, expected);
         look_after(i + 0.01 * i + 0.5);
-        ck_assert(!has_message(0));
+        ck_assert(!hvt_peer_has_message(&bench.peers[0]));
     }
     look_after(1000);
     expect_notice(2, "One or more tensors were submitted to be reduced, gathered or broadcasted by "

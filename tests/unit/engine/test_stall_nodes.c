@@ -8,7 +8,6 @@
 #include "tests/unit/hvt_log.h"
 #include "tests/unit/hvt_main.h"
 
-#include <poll.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -57,13 +56,6 @@ static void settle(void)
 static void look_after(uint32_t node, uint64_t seconds)
 {
     engine_stall_look(watch_of(node), hvi_clock_ns() + seconds * HVI_NS_SEC);
-}
-
-static bool has_message(uint32_t node, int32_t seat)
-{
-    struct pollfd pollfd = {.fd = hvt_nodes[node].peers[seat].socket, .events = POLLIN};
-
-    return poll(&pollfd, 1, 0) > 0;
 }
 
 static void expect_notice(uint32_t node, int32_t seat, const char *text)
@@ -120,13 +112,13 @@ START_TEST(another_node_knows_that_it_waits_for_nodes_and_the_root_for_which)
                "stalls say which)");
     expect_notice(1, 0, "\nranks on node 0 (h0) (the log of rank 0's node");
     look_after(0, WARN_S / 2);
-    ck_assert(!has_message(0, 0));
+    ck_assert(!hvt_peer_has_message(&hvt_nodes[0].peers[0]));
     look_after(0, WARN_S + 1);
     expect_log("allreduce of ranks on other nodes waits for ranks 0,2 on node 0 (h0)");
     for (int32_t seat = 0; seat < HVT_SEATS; seat++)
         expect_notice(0, seat, "\nranks 0,2 on node 0 (h0): [w]");
     look_after(0, WARN_S + 2);
-    ck_assert(!has_message(0, 0));
+    ck_assert(!hvt_peer_has_message(&hvt_nodes[0].peers[0]));
     look_after(0, 2 * WARN_S + 3);
     expect_notice(0, 0, "\nranks 0,2 on node 0 (h0): [w]");
     bring(0, 0, "w", 0); /* now it is an op of this node */
@@ -134,7 +126,7 @@ START_TEST(another_node_knows_that_it_waits_for_nodes_and_the_root_for_which)
     look_after(0, 4 * WARN_S);
     expect_notice(0, 1, "\nranks 0,2 on node 0 (h0): [w]");
     expect_notice(0, 1, "\n2: [w] (pid ");
-    ck_assert(!has_message(0, 1));
+    ck_assert(!hvt_peer_has_message(&hvt_nodes[0].peers[1]));
 }
 END_TEST
 
@@ -163,7 +155,7 @@ START_TEST(a_rank_hears_of_ops_of_its_own_sets_alone)
     settle();
     look_after(0, WARN_S + 1);
     expect_notice(0, 1, "\nrank 2 on node 0 (h0): [w]");
-    ck_assert(!has_message(0, 0));
+    ck_assert(!hvt_peer_has_message(&hvt_nodes[0].peers[0]));
 }
 END_TEST
 
@@ -176,7 +168,7 @@ START_TEST(a_rank_that_has_joined_is_not_missed_on_its_node_and_its_join_is_no_s
     settle();
     for (uint32_t n = 0; n < HVT_NODES; n++) {
         look_after(n, WARN_S + 1);
-        ck_assert(!has_message(n, 0));
+        ck_assert(!hvt_peer_has_message(&hvt_nodes[n].peers[0]));
     }
     bring(0, 0, "w", 0);
     settle();
