@@ -107,11 +107,6 @@ size_t text_width(const char *text)
     return width;
 }
 
-void text_plural(uint64_t count, const char *noun, char *text_p, size_t size)
-{
-    snprintf(text_p, size, "%" PRIu64 " %s%s", count, noun, count == 1 ? "" : "s");
-}
-
 int text_parse_size(const char *text, uint64_t *bytes_p)
 {
     static const char letters[] = "KMGT";

@@ -21,8 +21,6 @@ void text_process(const char *process, char *text_p, size_t size);
 void text_safe(const char *text, char *text_p, size_t size);
 /* Columns that UTF-8 text takes, one per character. */
 size_t text_width(const char *text);
-/* "1 rank", "3 ranks". */
-void text_plural(uint64_t count, const char *noun, char *text_p, size_t size);
 /* Parses "4", "64K", "1M", "2G" (powers of 1024, also "64KiB"). 0 on success, -1 for anything else.
  */
 int text_parse_size(const char *text, uint64_t *bytes_p);
