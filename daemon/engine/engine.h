@@ -108,8 +108,6 @@ void engine_link_await_room(struct engine *engine);
 
 /* ---- settings.c ---- */
 
-/* The value of HVD_`name`, else of HOROVOD_`name`; NULL. */
-const char *engine_setting_find(const struct hvi_setting *settings, size_t count, const char *name);
 /* What a rank that attaches has set, if it is the lowest so far. */
 void engine_settings_take(struct engine *engine, int32_t rank, const struct hvi_setting *settings,
                           size_t count);

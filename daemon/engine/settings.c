@@ -22,7 +22,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char *engine_setting_find(const struct hvi_setting *settings, size_t count, const char *name)
+/* The value of HVD_`name`, else of HOROVOD_`name`; NULL. */
+static const char *find(const struct hvi_setting *settings, size_t count, const char *name)
 {
     static const char *const prefixes[] = {"HVD_", "HOROVOD_"};
     char full[HVI_WIRE_SETTING_NAME];
@@ -40,7 +41,7 @@ const char *engine_setting_find(const struct hvi_setting *settings, size_t count
 static uint64_t parse(const struct hvi_setting *settings, size_t count, const char *name,
                       uint64_t otherwise)
 {
-    const char *text = engine_setting_find(settings, count, name);
+    const char *text = find(settings, count, name);
     char *end = NULL;
 
     if (!text || text[0] == '\0')
@@ -109,20 +110,20 @@ void engine_settings_take(struct engine *engine, int32_t rank, const struct hvi_
     engine->exec.fusion_bytes =
         parse(settings, count, "FUSION_THRESHOLD", ENGINE_FUSION_BATCH_BYTES);
     engine->exec.group_fusion = parse(settings, count, "DISABLE_GROUP_FUSION", 0) == 0;
-    const char *express = engine_setting_find(settings, count, "EXPRESS");
+    const char *express = find(settings, count, "EXPRESS");
     engine->slots.apart = express && (strcmp(express, "0") == 0 || strcmp(express, "small") == 0);
     take_nccl(engine, settings, count);
     engine_dispatch_set_gpu_timeout(&engine->exec,
                                     parse(settings, count, "GPU_TIMEOUT_SECONDS", 0) * HVI_NS_SEC);
     engine->order.replay = parse(settings, count, "CACHE_CAPACITY", 1) != 0;
     const struct engine_stall_settings stall = {
-        .check_disable = engine_setting_find(settings, count, "STALL_CHECK_DISABLE"),
-        .check_time = engine_setting_find(settings, count, "STALL_CHECK_TIME_SECONDS"),
-        .shutdown_time = engine_setting_find(settings, count, "STALL_SHUTDOWN_TIME_SECONDS"),
-        .policy = engine_setting_find(settings, count, "STALL_POLICY"),
-        .memory_timeout = engine_setting_find(settings, count, "MEMORY_TIMEOUT_SECONDS"),
+        .check_disable = find(settings, count, "STALL_CHECK_DISABLE"),
+        .check_time = find(settings, count, "STALL_CHECK_TIME_SECONDS"),
+        .shutdown_time = find(settings, count, "STALL_SHUTDOWN_TIME_SECONDS"),
+        .policy = find(settings, count, "STALL_POLICY"),
+        .memory_timeout = find(settings, count, "MEMORY_TIMEOUT_SECONDS"),
     };
     engine->watch.stall_warn_ns = engine->start.stall_warn_ns;
     engine_stall_configure(&engine->watch, &stall);
-    engine_rendezvous_configure(engine, engine_setting_find(settings, count, "START_TIMEOUT"));
+    engine_rendezvous_configure(engine, find(settings, count, "START_TIMEOUT"));
 }

@@ -413,7 +413,7 @@ int engine_intake_validate(const struct hvi_submission *copy, const struct engin
     return status;
 }
 
-struct engine_request *engine_intake_find(struct engine_session *session, uint64_t cookie)
+static struct engine_request *find(struct engine_session *session, uint64_t cookie)
 {
     struct engine_request *request = session->cookies[cookie % HVI_CQ_SLOTS];
 
@@ -650,7 +650,7 @@ static void take_cancel(struct engine_session *session, uint64_t cookie)
     char text[ENGINE_LABEL + 64];
 
     engine_slots_revoke_op(session->sessions->slots, session->seat, cookie);
-    struct engine_request *request = engine_intake_find(session, cookie);
+    struct engine_request *request = find(session, cookie);
     struct engine_part *part = request ? &request->slots.share.part : NULL;
     if (part && session->fences && engine_fence_cancel(request))
         return;
@@ -741,7 +741,7 @@ void engine_intake_inject(struct engine_session *session, const struct hvi_submi
 {
     struct engine_order *order = session->order;
 
-    if (engine_intake_find(session, copy->cookie) || session->in_flight >= HVI_CQ_SLOTS) {
+    if (find(session, copy->cookie) || session->in_flight >= HVI_CQ_SLOTS) {
         if (tensor)
             engine_tensor_put(&order->tensors, tensor);
         engine_session_violation(session, "an impossible cookie in an express slot");
@@ -823,7 +823,7 @@ static bool take(struct engine_session *session, const struct hvi_submission *co
 {
     char text[HVI_TEXT_MAX + 1];
     struct engine_operands operands = {0};
-    struct engine_request *known = engine_intake_find(session, copy->cookie);
+    struct engine_request *known = find(session, copy->cookie);
     const struct engine_intake_view view = {
         .regions = &session->regions,
         .fences = session->fences,

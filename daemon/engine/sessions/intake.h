@@ -51,7 +51,6 @@ bool engine_intake_drain(struct engine_session *session);
 bool engine_intake_waits(const struct engine_session *session);
 /* Drains every attached session, whatever the bell says. */
 bool engine_intake_drain_all(struct engine_sessions *sessions);
-struct engine_request *engine_intake_find(struct engine_session *session, uint64_t cookie);
 /* A request that was held: on to the ranks' meeting place. The session may have ended. */
 void engine_intake_go_on(struct engine_request *request);
 /* A submission that did not come through the ring (slots.c): everything in it but cookie, time and
