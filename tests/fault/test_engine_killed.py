@@ -15,12 +15,8 @@ DEADLINE_NS = 100_000_000
 SILENCE_NS = 5_000_000_000  # engine-silence
 
 
-def engine_of(job: Job) -> int:
-    return next(row["engine_pid"] for row in job.daemon.jobs() if row["job"] == job.name)
-
-
 def kill_engine(job: Job, number: int = signal.SIGKILL) -> int:
-    pid = engine_of(job)
+    pid = job.daemon.engine_of(job.name)
     at_ns = time.monotonic_ns()
     os.kill(pid, number)
     job.daemon.allow("engine-killed", "engine-exited", "engine-ended", "engine-lost")
@@ -111,7 +107,7 @@ def test_the_event_descriptor_tells_of_it(daemon):
 def test_a_stopped_engine_is_named_by_the_daemon_and_does_not_stop_it(daemon):
     daemon.allow("engine-silent")
     job, other = Job(daemon, 2), Job(daemon, 2)
-    pid = engine_of(job)
+    pid = job.daemon.engine_of(job.name)
     os.kill(pid, signal.SIGSTOP)
     try:
         other.check_usable()
@@ -132,7 +128,7 @@ def test_an_engine_that_stands_still_is_said_to_be_silent_killed_and_missed(daem
     ops = [rank.submit("barrier", "b") for rank in job.ranks[:2]]
     for rank, op in zip(job.ranks, ops):
         rank.post_wait(op, 60)
-    with stopped(engine_of(job)):
+    with stopped(job.daemon.engine_of(job.name)):
         began_ns = time.monotonic_ns()
         wait_until(lambda: {row["job"]: row["state"] for row in daemon.jobs()}.get(job.name) == "silent", "the silence to be shown")
         for rank in job.ranks[:2]:
@@ -151,12 +147,12 @@ def test_an_engine_that_stands_still_is_said_to_be_silent_killed_and_missed(daem
 
 def test_a_daemon_that_stood_still_itself_blames_no_engine(daemon):
     job = Job(daemon, 2)
-    pid = engine_of(job)
+    pid = job.daemon.engine_of(job.name)
     with stopped(pid):
         with stopped(daemon.pid):
             time.sleep(6.5)  # not a wait: what passes is the silence that is allowed
         time.sleep(0.5)  # nor this: hvdd looks
-    assert engine_of(job) == pid
+    assert job.daemon.engine_of(job.name) == pid
     job.check_usable()
 
 
@@ -179,7 +175,7 @@ def start_to_wait(job: Job, way: str) -> None:
 @pytest.mark.parametrize("way", WAYS)
 def test_an_engine_that_stands_still_without_a_daemon_is_killed_by_its_ranks(daemon, way):
     job = Job(daemon, 3)
-    pid = engine_of(job)
+    pid = job.daemon.engine_of(job.name)
     start_to_wait(job, way)
     daemon.kill()
     with stopped(pid):
@@ -201,12 +197,12 @@ def test_an_engine_that_stands_still_without_a_daemon_is_killed_by_its_ranks(dae
 
 def test_a_reloaded_engine_silence_counts_for_ranks_that_wait(daemon):
     job = Job(daemon, 3)
-    pid = engine_of(job)
+    pid = job.daemon.engine_of(job.name)
     start_to_wait(job, "ring")
     daemon.config_path.write_text("engine-silence = 1s\n", encoding="utf-8")
     daemon.process.send_signal(signal.SIGHUP)
     daemon.expect_line("option-changed", "engine-silence: 5s -> 1s")
-    assert engine_of(job) == pid  # and it has read what hvdd said before it asked for this
+    assert job.daemon.engine_of(job.name) == pid  # and it has read what hvdd said before it asked for this
     daemon.kill()
     with stopped(pid):
         outcome = job.ranks[0].collect_outcome()
@@ -238,7 +234,7 @@ def test_an_engine_with_nothing_to_do_is_not_missed_while_the_daemon_stands_stil
 @pytest.mark.parametrize("engine_too", [False, True])
 def test_trainers_that_stood_still_themselves_miss_no_engine(daemon, engine_too):
     job = Job(daemon, 3)
-    pid = engine_of(job)
+    pid = job.daemon.engine_of(job.name)
     start_to_wait(job, "ring")
     daemon.kill()
     with contextlib.ExitStack() as stack:
@@ -261,7 +257,7 @@ def stop_reading(daemon) -> None:
     rank.open("stuck", 0, 10)
     op = rank.submit("barrier", "b")
     rank.post_wait(op, 20)
-    engine = next(row["engine_pid"] for row in daemon.jobs() if row["job"] == "stuck")
+    engine = daemon.engine_of("stuck")
     settings = [(f"HVD_X{number}", "v" * 1000) for number in range(60)]
     with stopped(engine), contextlib.ExitStack() as stack:
         began_ns = time.monotonic_ns()
@@ -280,7 +276,7 @@ def test_a_minute_in_which_everything_stood_still_is_not_held_against_the_engine
     """As when the host stops a virtual machine: the trainer wakes up first, long after its deadline of 5 s."""
     job = Job(daemon, 1)
     pid = job.ranks[0].pid
-    with stopped(engine_of(job)), stopped(daemon.pid):
+    with stopped(job.daemon.engine_of(job.name)), stopped(daemon.pid):
         job.ranks[0].post("alloc", bytes=1 << 20)
         wait_until(lambda: procs.memfds(pid), "the region that the engine is told of")
         with stopped(pid):

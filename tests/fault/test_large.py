@@ -126,16 +126,12 @@ def test_a_stopped_rank_with_a_unit_stops_the_job_if_the_policy_says_so(daemon):
     job.ranks[1].kill()
 
 
-def engine_of(daemon, job: Job) -> int:
-    return next(row["engine_pid"] for row in daemon.jobs() if row["job"] == job.name)
-
-
 def test_the_engine_dies_under_ranks_that_need_it_for_nothing(daemon):
     daemon.allow("engine-ended", "engine-killed")
     job = Job(daemon, 2)
     go_round(job, "steady")
     wait_until(lambda: daemon.ctl.json("ranks", job.name)["ranks"][0]["express"] > 20, "large ops to need no engine")
-    pid = engine_of(daemon, job)
+    pid = daemon.engine_of(job.name)
     began_ns = time.monotonic_ns()
     os.kill(pid, signal.SIGKILL)
     for rank in job.ranks:
@@ -148,7 +144,7 @@ def end_job(daemon, job: Job, how: str) -> Status:
     if how == "stopped":
         assert daemon.ctl.run("job", "stop", job.name).returncode == 0
         return Status.ERR_JOB_STOPPED
-    os.kill(engine_of(daemon, job), signal.SIGKILL)
+    os.kill(daemon.engine_of(job.name), signal.SIGKILL)
     return Status.ERR_ENGINE_LOST
 
 

@@ -67,10 +67,6 @@ def cgroup() -> Iterator[Cgroup]:
         wait_until(is_gone, "the cgroup to be empty")
 
 
-def engine_of(daemon: Daemon, job: Job) -> int:
-    return next(row["engine_pid"] for row in daemon.jobs() if row["job"] == job.name)
-
-
 def regions(pid: int) -> list[int]:
     """The engine's descriptors of large regions; the caller's to close."""
     found = []
@@ -117,7 +113,7 @@ def test_the_pages_of_operands_are_their_ranks(daemon, memory):
     """Whatever the size. An engine has buffers of its own for what it reaches by address."""
     job = Job(daemon, 2, environment=BY_ENGINE)
     with cgroup() as engines:
-        engines.take(engine_of(daemon, job))
+        engines.take(daemon.engine_of(job.name))
         for elements in (1 << 10, ELEMENTS):
             for rank in job.ranks:
                 rank.post("loop", name=f"of {elements}", elements=elements, memory=memory, count=2)
@@ -130,7 +126,7 @@ def test_an_engine_pays_for_no_more_than_its_ranks_have_registered(daemon):
     """However often they punch holes: region-limit, and region-bytes-per-user for all jobs of a user, bound it."""
     job = Job(daemon, 2, environment=BY_ENGINE)
     with cgroup() as engines:
-        engine = engine_of(daemon, job)
+        engine = daemon.engine_of(job.name)
         begin(job, for_ms=2_000)
         engines.take(engine)
         registered = sum(row["region_bytes"] for row in daemon.ctl.json("ranks", job.name)["ranks"])
@@ -147,7 +143,7 @@ def test_an_engine_whose_cgroup_has_no_more_is_the_end_of_its_job_alone(daemon):
     daemon.allow("engine-ended")
     job, other = Job(daemon, 2, environment=BY_ENGINE), Job(daemon, 2, name="other")
     with cgroup() as engines:
-        engine = engine_of(daemon, job)
+        engine = daemon.engine_of(job.name)
         begin(job, for_ms=60_000)
         engines.limit(6 * MIB)
         with punched(engine):

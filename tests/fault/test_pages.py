@@ -29,10 +29,6 @@ def _unsealed():
         yield daemon
 
 
-def engine_of(daemon: Daemon, job: Job) -> int:
-    return next(row["engine_pid"] for row in daemon.jobs() if row["job"] == job.name)
-
-
 def descriptor(pid: int, least_bytes: int) -> int | None:
     """Of the engine's memfd for the one region that has so many bytes."""
     for name in os.listdir(f"/proc/{pid}/fd"):
@@ -87,7 +83,7 @@ def test_a_page_that_cannot_be_had_fails_the_op_on_every_rank(unsealed, way, siz
     job = Job(unsealed, size, environment=environment)
     for turn in range(3):
         go_round(job, victim, way, memory)
-        engine = engine_of(unsealed, job)
+        engine = unsealed.engine_of(job.name)
         region = descriptor(engine, 2 * elements * 4)
         assert region is not None, turn
         began_ns = time.monotonic_ns()
@@ -95,7 +91,7 @@ def test_a_page_that_cannot_be_had_fails_the_op_on_every_rank(unsealed, way, siz
         check_failed(job, victim, [rank.collect() for rank in job.ranks], began_ns)
         os.ftruncate(region, 2 * elements * 4)  # lasting memory is used by the next turn again
         os.close(region)
-        assert engine_of(unsealed, job) == engine, "the engine lives on"
+        assert unsealed.engine_of(job.name) == engine, "the engine lives on"
         for reply in go_some_rounds(job):
             assert reply["status"] == Status.OK, reply
     assert all(rank.process.poll() is None for rank in job.ranks)
@@ -105,7 +101,7 @@ def test_it_is_told_from_memory_that_the_engine_reaches_by_address(unsealed):
     unsealed.allow("page-missing")
     job = Job(unsealed, 3, environment={"HVD_FOREIGN_MEMORY": "always"})
     go_round(job, 1, "large", others="malloc")
-    region = descriptor(engine_of(unsealed, job), 2 * WAYS["large"][0] * 4)
+    region = descriptor(unsealed.engine_of(job.name), 2 * WAYS["large"][0] * 4)
     began_ns = time.monotonic_ns()
     os.ftruncate(region, PAGE)
     os.close(region)
@@ -117,7 +113,7 @@ def test_memory_that_is_back_is_used_again(unsealed):
     unsealed.allow("page-missing")
     job = Job(unsealed, 2)
     go_round(job, 1, "slot")
-    region = descriptor(engine_of(unsealed, job), 2 * ELEMENTS * 4)
+    region = descriptor(unsealed.engine_of(job.name), 2 * ELEMENTS * 4)
     began_ns = time.monotonic_ns()
     os.ftruncate(region, PAGE)
     unsealed.expect_line("page-missing")
@@ -133,7 +129,7 @@ def test_ranks_that_meet_it_themselves_live_on(unsealed):
     unsealed.allow("page-missing", "engine-silent")
     job = Job(unsealed, 3)
     go_round(job, 1, "slot")
-    engine = engine_of(unsealed, job)
+    engine = unsealed.engine_of(job.name)
     region = descriptor(engine, 2 * ELEMENTS * 4)
     os.kill(engine, signal.SIGSTOP)
     os.ftruncate(region, PAGE)
@@ -149,7 +145,7 @@ def test_a_hole_is_filled_with_zeros_and_fails_nothing(daemon):
     """The machine has memory, so the kernel gives new pages at the next touch."""
     job = Job(daemon, 2)
     go_round(job, 1, "slot", count=20_000)
-    region = descriptor(engine_of(daemon, job), 2 * ELEMENTS * 4)
+    region = descriptor(daemon.engine_of(job.name), 2 * ELEMENTS * 4)
     libc = ctypes.CDLL(None, use_errno=True)
     whole = ctypes.c_longlong(2 * ELEMENTS * 4)
     for _ in range(20):

@@ -33,7 +33,7 @@ def kill_something(daemon: Daemon, source: random.Random, kinds: tuple[str, ...]
         job.ranks[victim].kill()
         expected, survivors = Status.ERR_RANK_LOST, [rank for n, rank in enumerate(job.ranks) if n != victim]
     elif what == "engine":
-        os.kill(next(row["engine_pid"] for row in daemon.jobs() if row["job"] == job.name), signal.SIGKILL)
+        os.kill(daemon.engine_of(job.name), signal.SIGKILL)
         expected, survivors = Status.ERR_ENGINE_LOST, job.ranks
     else:
         daemon.kill()

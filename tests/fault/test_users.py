@@ -67,10 +67,6 @@ def check_usable(ranks: list[Rank]) -> None:
         assert rank.outcome(op).ok
 
 
-def engine_of(daemon: Daemon, name: str) -> int:
-    return next(row["engine_pid"] for row in daemon.jobs() if row["job"] == name)
-
-
 @contextlib.contextmanager
 def started(name: str, link: socket.socket, rights: Sequence[str]) -> Iterator[subprocess.Popen]:
     """A program of ours, as hvdd's user starts it: with `link`, which is closed here, as descriptor 3."""
@@ -86,7 +82,7 @@ def started(name: str, link: socket.socket, rights: Sequence[str]) -> Iterator[s
 
 def test_an_engine_has_its_jobs_user_and_no_rights(daemon):
     check_usable(job_of(daemon, NOBODY, "theirs"))
-    engine = engine_of(daemon, "theirs")
+    engine = daemon.engine_of("theirs")
     status = status_of(engine)
     assert status["Uid"] == status["Gid"] == " ".join([str(NOBODY)] * 4)
     assert status["Groups"] == str(SERVICE) and status["NoNewPrivs"] == "1" and not rights_of(engine)
@@ -97,7 +93,7 @@ def test_an_engine_has_its_jobs_user_and_no_rights(daemon):
 def test_nothing_else_of_a_service_becomes_anybody(daemon):
     """hvdd and its gate are the service's user; so is the engine of root's job, for no engine becomes root."""
     Job(daemon, 2, name="of-root").check_usable()
-    engine = engine_of(daemon, "of-root")
+    engine = daemon.engine_of("of-root")
     assert {status_of(pid)["Uid"] for pid in (daemon.pid, daemon.gate(), engine)} == {" ".join([str(SERVICE)] * 4)}
     assert rights_of(daemon.pid) == set(CAPABILITY.values()) and not rights_of(daemon.gate()) and not rights_of(engine)
 
@@ -121,7 +117,7 @@ def test_engines_that_may_not_become_users_have_the_services_user_and_no_rights_
     with UnitDaemon(options={"private": "no"}, folder_mode=0o755, user=as_service(),
                     unit_rights={"engine": ("sys_ptrace" if has_it else "chown",)}) as daemon:
         check_usable(job_of(daemon, NOBODY, "theirs"))
-        engine = engine_of(daemon, "theirs")
+        engine = daemon.engine_of("theirs")
         assert status_of(engine)["Uid"] == " ".join([str(SERVICE)] * 4) and not rights_of(engine)
 
 
@@ -223,7 +219,7 @@ except OSError as error:
 @pytest.mark.skipif(bool(sanitized()), reason="a sanitizer has to look into the engine")
 def test_a_user_cannot_look_into_his_engine(daemon):
     job_of(daemon, NOBODY, "theirs", 1)
-    done = subprocess.run([sys.executable, "-c", _LOOK, str(engine_of(daemon, "theirs"))], user=NOBODY, group=NOBODY,
+    done = subprocess.run([sys.executable, "-c", _LOOK, str(daemon.engine_of("theirs"))], user=NOBODY, group=NOBODY,
                           extra_groups=[], cwd="/", capture_output=True, text=True, check=True, timeout=20)
     assert done.stdout.split() == ["1", "-1", "13"], done
 
@@ -232,7 +228,7 @@ def test_a_user_who_ends_his_engine_ends_his_job_alone(daemon):
     daemon.allow("engine-ended")
     mine = Job(daemon, 2, name="mine")
     theirs = job_of(daemon, NOBODY, "theirs")
-    subprocess.run(["kill", "-KILL", str(engine_of(daemon, "theirs"))], user=NOBODY, check=True, timeout=20)
+    subprocess.run(["kill", "-KILL", str(daemon.engine_of("theirs"))], user=NOBODY, check=True, timeout=20)
     wait_until(lambda: theirs[0].state().status == Status.ERR_ENGINE_LOST, "their job to end")
     mine.check_usable()
     check_usable(job_of(daemon, NOBODY, "theirs"))
@@ -242,7 +238,7 @@ def test_hvdd_ends_an_engine_of_another_user_that_stands_still():
     with Daemon(options={"private": "no", "engine-silence": f"{scaled(0.3)}s"}, folder_mode=0o755, user=as_service(), rights=RIGHTS) as daemon:
         daemon.allow("engine-silent", "engine-killed", "engine-ended")
         job_of(daemon, NOBODY, "theirs")
-        engine = engine_of(daemon, "theirs")
+        engine = daemon.engine_of("theirs")
         subprocess.run(["kill", "-STOP", str(engine)], user=NOBODY, check=True, timeout=20)
         wait_until(lambda: procs.state(engine) in "ZX", "hvdd to end the engine", 10)
 
@@ -252,7 +248,7 @@ def test_hvdd_ends_an_engine_of_another_user_that_stands_still():
 
 def test_an_engine_that_has_become_another_user_finds_the_next_hvdd(daemon):
     ranks = job_of(daemon, NOBODY, "theirs")
-    engine = engine_of(daemon, "theirs")
+    engine = daemon.engine_of("theirs")
     daemon.kill()
     daemon.start()
     row, = wait_until(daemon.jobs, "the engine to come back")
@@ -306,7 +302,7 @@ def test_an_engine_of_a_unit_becomes_its_jobs_user_and_hvdd_itself_cannot():
                     unit_rights={"engine": ("setuid", "setgid")}) as daemon:
         ranks = job_of(daemon, NOBODY, "theirs")
         check_usable(ranks)
-        engine = engine_of(daemon, "theirs")
+        engine = daemon.engine_of("theirs")
         assert status_of(engine)["Uid"] == " ".join([str(NOBODY)] * 4) and not rights_of(engine)
         assert rights_of(daemon.pid) == {CAPABILITY["kill"]}
         daemon.kill()

@@ -47,7 +47,7 @@ def test_engine_and_gate_are_what_their_units_have_started(daemon):
 def test_ranks_are_told_of_a_killed_engine_and_how_it_died(daemon):
     daemon.allow("engine-ended")
     job, other = Job(daemon, 2), Job(daemon, 1)
-    engine = next(row["engine_pid"] for row in daemon.jobs() if row["job"] == job.name)
+    engine = daemon.engine_of(job.name)
     op = job.ranks[0].submit("barrier", "b")
     os.kill(engine, signal.SIGKILL)
     outcome = job.ranks[0].outcome(op)

@@ -224,6 +224,10 @@ class Daemon:
         return [pid for pid, line in procs.with_token(self.token, str(self.address)).items()
                 if "hvdd-engine" in line.split(" ")[0]]
 
+    def engine_of(self, job: str) -> int:
+        """Pid of the job's engine."""
+        return next(row["engine_pid"] for row in self.jobs() if row["job"] == job)
+
     def gate(self) -> int:
         """Pid of the living gate of this daemon; 0 when there is none just now."""
         return next((pid for pid in procs.children(self.pid) if "hvdd-gate" in procs.cmdline(pid)), 0)

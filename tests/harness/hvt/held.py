@@ -45,4 +45,4 @@ def settle(daemon: Daemon) -> None:
 
 def steady_engine(daemon: Daemon) -> int:
     """The pid of the engine of the job "steady"."""
-    return next(row["engine_pid"] for row in daemon.jobs() if row["job"] == "steady")
+    return daemon.engine_of("steady")
