@@ -349,7 +349,7 @@ static void disbelieve(struct gpu *gpu, const struct gpu_comm *comm, uint32_t no
              news->sequence, what);
     HVI_LOG(HVI_LOG_ERROR, "gpu", "bad-node", text, "comm=%u", comm->number);
     if (gpu->config.comm_over)
-        gpu->config.comm_over(gpu->config.user, comm->number, HVI_ERR_NODE_LOST, text);
+        gpu->config.comm_over(gpu->config.owner, comm->number, HVI_ERR_NODE_LOST, text);
 }
 
 /* A node that gives a work up knows why its job is broken, and others will hear of it, too. */
