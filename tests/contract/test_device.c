@@ -8,8 +8,8 @@
  * have sums and products that are exact in any order.
  *
  * The test plays the main thread: it fills the ranks' memory, which the fake has for CPUs as well, lets all ranks do the op, and looks
- * at what they have. Seeds are fixed. HVT_WHOLE in the environment: all layouts of ranks and GPUs on one node, or with "nodes" on two;
- * else the corners of both. */
+ * at what they have. Seeds are fixed. By default the corners; with HVT_WHOLE in the environment the other layouts of ranks and
+ * GPUs on one node, or with "nodes" all on two. */
 #include "base/status.h"
 #include "base/types.h"
 #include "hvd/hvd.h"
@@ -378,11 +378,11 @@ static const struct layout {
     bool spread;      /* each node has a half of the GPUs; else the first has all */
 } corners[] = {{2, 1, false, false}, {2, 2, false, false}, {3, 2, true, false},
                {4, 2, false, false}, {3, 2, false, true},  {4, 4, true, true}},
-  all[] = {{1, 1, false, false}, {2, 1, false, false}, {2, 2, false, false}, {3, 1, false, false},
-           {3, 2, true, false},  {3, 3, false, false}, {4, 1, false, false}, {4, 2, false, false},
-           {4, 2, true, false},  {4, 4, false, false}, {5, 2, false, false}, {5, 3, true, false},
-           {6, 4, false, false}, {7, 1, false, false}, {8, 1, false, false}, {8, 2, false, false},
-           {8, 3, true, false},  {8, 4, false, false}, {8, 4, true, false}},
+  others[] = {{1, 1, false, false}, {3, 1, false, false}, {3, 3, false, false},
+              {4, 1, false, false}, {4, 2, true, false},  {4, 4, false, false},
+              {5, 2, false, false}, {5, 3, true, false},  {6, 4, false, false},
+              {7, 1, false, false}, {8, 1, false, false}, {8, 2, false, false},
+              {8, 3, true, false},  {8, 4, false, false}, {8, 4, true, false}},
   all_spread[] = {{2, 2, false, true}, {3, 2, false, true}, {3, 2, true, true},
                   {3, 3, false, true}, {4, 2, false, true}, {4, 3, true, true},
                   {4, 4, false, true}, {5, 2, false, true}, {5, 3, true, true},
@@ -867,8 +867,8 @@ int main(void)
         layouts = all_spread;
         layout_count = sizeof all_spread / sizeof all_spread[0];
     } else if (whole != NULL) {
-        layouts = all;
-        layout_count = sizeof all / sizeof all[0];
+        layouts = others;
+        layout_count = sizeof others / sizeof others[0];
     }
     if (!start_hvdds()) {
         fputs("hvdd does not start\n", stderr);
