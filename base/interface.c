@@ -300,3 +300,72 @@ int hvi_interface_is_here(const char *host, bool *here_p, char *text_p, size_t t
     freeaddrinfo(addresses);
     return status;
 }
+
+/* ---- networks that are trusted ---- */
+
+int hvi_networks_check(const char *networks, char *text_p, size_t text_size)
+{
+    unsigned char bytes[16];
+    struct entry entry;
+    unsigned bits;
+
+    while (next_entry(&networks, false, &entry)) {
+        bool network = strchr(entry.text, '/') != NULL;
+        if (!entry.exception &&
+            (network ? parse_network(entry.text, bytes, &bits) : parse(entry.text, bytes)) != 0)
+            continue;
+        snprintf(text_p, text_size,
+                 "\"%s%s\" is no network; write networks as 10.0.0.0/8, or addresses, with commas "
+                 "between them",
+                 entry.exception ? "^" : "", entry.text);
+        return HVI_ERR_INVALID;
+    }
+    return HVI_OK;
+}
+
+bool hvi_networks_have(const char *networks, const char *address)
+{
+    struct entry entry;
+
+    while (next_entry(&networks, false, &entry)) {
+        if (strchr(entry.text, '/') != NULL ? is_in_network(entry.text, address)
+                                            : is_same_address(entry.text, address))
+            return true;
+    }
+    return false;
+}
+
+static int cover(const struct ifaddrs *all, const char *networks, const char *name, char *text_p,
+                 size_t text_size)
+{
+    struct hvi_interface each;
+
+    for (const struct ifaddrs *one = all; one != NULL; one = one->ifa_next) {
+        if (!take(one, AF_UNSPEC, &each) || strcmp(each.name, name) != 0 ||
+            hvi_networks_have(networks, each.address))
+            continue;
+        snprintf(text_p, text_size, "the interface %s has the address %s, which is in none of them",
+                 name, each.address);
+        return HVI_ERR_REFUSED;
+    }
+    return HVI_OK;
+}
+
+int hvi_networks_cover(const char *networks, const char *address, char *text_p, size_t text_size)
+{
+    struct hvi_interface interface;
+    struct ifaddrs *all = NULL;
+
+    if (hvi_interface_find(address, AF_UNSPEC, &interface, text_p, text_size) != HVI_OK) {
+        snprintf(text_p, text_size, "no interface of this machine has the address %s", address);
+        return HVI_ERR_NOT_FOUND;
+    }
+    if (getifaddrs(&all) != 0) {
+        snprintf(text_p, text_size, "the interfaces of this machine cannot be read: %s",
+                 strerror(errno));
+        return HVI_ERR_DAEMON;
+    }
+    int status = cover(all, networks, interface.name, text_p, text_size);
+    freeifaddrs(all);
+    return status;
+}

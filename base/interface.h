@@ -37,4 +37,13 @@ bool hvi_interface_is_same(const struct sockaddr *a, const struct sockaddr *b);
  * while name servers are asked, for as long as resolv.conf lets it: with glibc's defaults 10 s for each. */
 int hvi_interface_is_here(const char *host, bool *here_p, char *text_p, size_t text_size);
 
+/* Lists of networks ("10.0.0.0/8, 2001:db8::/32") and numeric addresses, and nothing else. HVI_OK, or with a sentence
+ * HVI_ERR_INVALID. */
+int hvi_networks_check(const char *networks, char *text_p, size_t text_size);
+/* One of them has the address, which is numeric. */
+bool hvi_networks_have(const char *networks, const char *address);
+/* They have every address of the interface of this machine that has `address`, but link-local ones of IPv6. HVI_OK, or
+ * with a sentence HVI_ERR_REFUSED, HVI_ERR_NOT_FOUND (no interface has it) or HVI_ERR_DAEMON. */
+int hvi_networks_cover(const char *networks, const char *address, char *text_p, size_t text_size);
+
 #endif

@@ -146,6 +146,44 @@ START_TEST(a_list_without_an_entry_is_no_wish)
 }
 END_TEST
 
+START_TEST(networks_are_a_list_of_networks_and_addresses)
+{
+    static const char *const good[] = {"", "10.0.0.0/8", "10.0.0.3, 2001:db8::/32",
+                                       " ::1 ,127.0.0.0/8"};
+    static const char *const bad[] = {"eth0", "10.0.0.0/33", "^10.0.0.0/8", "10.0.0.0/8,any",
+                                      "10.0.0"};
+    char text[300];
+
+    for (size_t i = 0; i < sizeof(good) / sizeof(good[0]); i++)
+        ck_assert_int_eq(hvi_networks_check(good[i], text, sizeof(text)), HVI_OK);
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        ck_assert_int_eq(hvi_networks_check(bad[i], text, sizeof(text)), HVI_ERR_INVALID);
+        ck_assert_ptr_nonnull(strstr(text, "is no network"));
+    }
+    ck_assert(hvi_networks_have("10.0.0.0/8, 2001:db8::/32", "10.0.0.255"));
+    ck_assert(hvi_networks_have("10.0.0.0/8, 2001:db8::/32", "2001:db8:1::5"));
+    ck_assert(hvi_networks_have("192.0.2.7", "192.0.2.7"));
+    ck_assert(!hvi_networks_have("10.0.0.0/8, 2001:db8::/32", "11.0.0.1"));
+    ck_assert(!hvi_networks_have("0.0.0.0/0", "::1"));
+    ck_assert(!hvi_networks_have("", "10.0.0.1"));
+}
+END_TEST
+
+START_TEST(networks_cover_an_interface_with_all_its_addresses)
+{
+    char text[300];
+
+    ck_assert_int_eq(hvi_networks_cover("127.0.0.0/8,::1", "127.0.0.1", text, sizeof(text)),
+                     HVI_OK);
+    ck_assert_int_eq(hvi_networks_cover("10.0.0.0/8", "127.0.0.1", text, sizeof(text)),
+                     HVI_ERR_REFUSED);
+    ck_assert_ptr_nonnull(strstr(text, "the interface lo has the address "));
+    ck_assert_int_eq(hvi_networks_cover("203.0.113.0/24", "203.0.113.9", text, sizeof(text)),
+                     HVI_ERR_NOT_FOUND);
+    ck_assert_str_eq(text, "no interface of this machine has the address 203.0.113.9");
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("base interface");
@@ -157,6 +195,8 @@ int main(void)
     tcase_add_test(tcase, a_host_is_this_machine_or_another_one_or_not_known);
     tcase_add_test(tcase, an_address_that_can_be_bound_need_not_be_this_machines);
     tcase_add_test(tcase, a_list_without_an_entry_is_no_wish);
+    tcase_add_test(tcase, networks_are_a_list_of_networks_and_addresses);
+    tcase_add_test(tcase, networks_cover_an_interface_with_all_its_addresses);
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);
 }
