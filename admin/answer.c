@@ -245,6 +245,7 @@ static const struct hvd_admin_link *const *links_of(struct answer *answer,
             .messages_received = link->messages_received,
             .retransmits = link->retransmits,
             .rtt_ns = link->rtt_ns,
+            .transport = link->transport[0] != '\0' ? link->transport : "tcp",
         };
     }
     return (const struct hvd_admin_link *const *)links;

@@ -191,6 +191,7 @@ enum hvi_link_purpose { HVI_LINK_CONTROL = 1, HVI_LINK_DATA = 2 };
 struct hvi_link_row {
     uint32_t to, purpose, lane;
     uint64_t bytes_sent, bytes_received, messages_sent, messages_received, retransmits, rtt_ns;
+    char transport[HVI_WIRE_SHORT_TEXT]; /* "": "tcp" */
 };
 struct hvi_span_row {
     char job[HVI_JOB_ID_MAX + 1];
@@ -279,6 +280,8 @@ struct hvi_engine_start {
     int32_t seats; /* 0: size */
     uint32_t port_first, port_last, net_lanes;
     bool gpu, encrypt, region_asks;
+    char net_transport[HVI_WIRE_SHORT_TEXT]; /* "": "tcp" */
+    char trusted_networks[HVI_WIRE_PATH];
 };
 struct hvi_engine_adopt {
     uint64_t session;
@@ -345,6 +348,7 @@ struct hvi_engine_node {
     size_t rank_count;
     uint32_t port, wire_oldest, wire_newest, lanes;
     bool encrypt;
+    char transport[HVI_WIRE_SHORT_TEXT]; /* "": "tcp" */
 };
 struct hvi_node_row {
     char name[HVI_WIRE_NODE_NAME];

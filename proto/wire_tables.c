@@ -97,6 +97,7 @@ static const struct wire_field link_row_fields[] = {
     U64(7, hvi_link_row, messages_received),
     U64(8, hvi_link_row, retransmits),
     U64(9, hvi_link_row, rtt_ns),
+    TEXT(10, hvi_link_row, transport, ANY),
 };
 static const struct wire_table link_row = TABLE(link_row, link_row_fields, 0);
 
@@ -328,6 +329,8 @@ static const struct wire_field engine_start_fields[] = {
     FLAG(77, hvi_engine_start, gpu),
     FLAG(78, hvi_engine_start, encrypt),
     FLAG(79, hvi_engine_start, region_asks),
+    TEXT(80, hvi_engine_start, net_transport, ANY),
+    TEXT(81, hvi_engine_start, trusted_networks, ANY),
 };
 static const struct wire_table engine_start = TABLE(engine_start, engine_start_fields, 0);
 
@@ -417,6 +420,7 @@ static const struct wire_field engine_node_fields[] = {
     U32(5, hvi_engine_node, wire_newest),
     NUMBER(66, hvi_engine_node, lanes, 0, HVI_WIRE_LANES_MAX),
     FLAG(67, hvi_engine_node, encrypt),
+    TEXT(68, hvi_engine_node, transport, ANY),
 };
 static const struct wire_table engine_node = TABLE(engine_node, engine_node_fields, 0);
 

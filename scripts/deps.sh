@@ -18,7 +18,7 @@ build_packages='gcc libc6-dev cmake ninja-build pkg-config|pkgconf
 libzmq3-dev libprotobuf-c-dev protobuf-c-compiler libsystemd-dev libsodium-dev libssl-dev
 uthash-dev libcjson-dev libinih-dev libyaml-dev libhwloc-dev scdoc'
 
-test_packages='check libsubunit-dev python3 python3-pytest python3-venv openmpi-bin slurm-wlm munge g++ make
+test_packages='check libucx-dev libsubunit-dev python3 python3-pytest python3-venv openmpi-bin slurm-wlm munge g++ make
 clang libclang-rt-dev|libclang-rt-14-dev|libclang-common-14-dev clang-format-14|clang-format
 shellcheck universal-ctags systemd git gnuplot-nox openssh-client openssh-server'
 

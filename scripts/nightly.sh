@@ -12,6 +12,7 @@
 # huge        tensors of more than 4 GiB
 # launchers   jobs on two nodes that torchrun, Open MPI, Slurm and MPICH have started
 # gpus        ops on memory of GPUs of two nodes, on the fake driver: all layouts
+# ucx         jobs on several nodes over UCX: the contract suite, every fault, every op
 # coverage    lines of C and Python that unit, contract and Python tests reach, against tests/coverage.txt
 # debian13    demo and tests in a bare Debian 13
 # booted      hvdd's units under a systemd that has booted; two machines in a mesh, upgraded from an older commit
@@ -23,7 +24,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-all=(o3 arm tensorflow slow huge launchers gpus coverage debian13 booted containers fuzz soak)
+all=(o3 arm tensorflow slow huge launchers gpus ucx coverage debian13 booted containers fuzz soak)
 folder=$PWD/build-nightly
 budget_s=6000
 rows=()
@@ -49,6 +50,13 @@ step_huge() {
 }
 step_launchers() { scripts/test.sh release -C Nightly -R 'python.node_launchers'; }
 step_gpus() { scripts/test.sh release -C Nightly -R 'contract.device.nodes'; }
+step_ucx() {
+    scripts/test.sh release -C Nightly -R 'contract.span_ucx|fault.nodes_ucx'
+    # But strangers, whom UCX believes, encryption, which it has not, and ports, which it takes itself.
+    HVD_BUILD_DIR=$PWD/build-release HVT_TRANSPORT=ucx tests/harness/run-pytest -q -rs \
+        -k 'not strangers and not encrypted and not lanes_and_ports' \
+        tests/fault/test_nodes_faults.py tests/integration/test_nodes.py tests/integration/test_nodes_pairs.py
+}
 step_coverage() { scripts/coverage.sh; }
 step_debian13() { scripts/debian13.sh; }
 step_booted() { scripts/booted.sh; }

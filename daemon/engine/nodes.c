@@ -21,6 +21,7 @@
 #include "daemon/engine/nodes.h"
 
 #include "base/clock.h"
+#include "base/interface.h"
 #include "base/log.h"
 #include "base/status.h"
 #include "daemon/engine/engine.h"
@@ -429,6 +430,60 @@ static int start_net(struct engine *engine, const struct hvi_engine_roster *rost
     return status;
 }
 
+/* HVI_OK, or a sentence: a transport that authenticates and encrypts nothing would be reached by strangers. */
+static int check_trust(const struct engine *engine, const struct hvi_engine_roster *roster,
+                       char text_p[ENGINE_NET_TEXT])
+{
+    const char *networks = engine->start.trusted_networks;
+    char why[192] = "it is empty";
+
+    if (engine->start.encrypt) {
+        snprintf(text_p, ENGINE_NET_TEXT,
+                 "net-transport is %.16s, which encrypts nothing, and this node (%.64s) is to "
+                 "encrypt: set net-transport to tcp, or encrypt (HVD_ENCRYPT) to no",
+                 engine->start.net_transport, engine->nodes.name);
+        return HVI_ERR_REFUSED;
+    }
+    int status =
+        networks[0] == '\0'
+            ? HVI_ERR_REFUSED
+            : hvi_networks_cover(networks, roster->nodes[roster->node].address, why, sizeof why);
+    for (size_t i = 0; i < roster->node_count && status == HVI_OK; i++) {
+        if (hvi_networks_have(networks, roster->nodes[i].address))
+            continue;
+        snprintf(why, sizeof why, "node %.64s has the address %.64s, which is in none of them",
+                 roster->nodes[i].name, roster->nodes[i].address);
+        status = HVI_ERR_REFUSED;
+    }
+    if (status == HVI_OK)
+        return status;
+    snprintf(
+        text_p, ENGINE_NET_TEXT,
+        "net-transport is %.16s, which authenticates nobody, and this node (%.64s) may use it only "
+        "within trusted-networks (HVD_TRUSTED_NETWORKS): %s; list the networks that no "
+        "stranger reaches, as 10.0.0.0/24, or set net-transport to tcp",
+        engine->start.net_transport, engine->nodes.name, why);
+    return HVI_ERR_REFUSED;
+}
+
+static int set_transport(struct engine *engine, const struct hvi_engine_roster *roster,
+                         char text_p[ENGINE_NET_TEXT])
+{
+    const char *name = engine->start.net_transport;
+    char why[ENGINE_TEXT_BYTES];
+
+    if (name[0] == '\0' || strcmp(name, "tcp") == 0)
+        return HVI_OK;
+    int status = check_trust(engine, roster, text_p);
+    if (status != HVI_OK)
+        return status;
+    status = engine_dispatch_set_transport(&engine->exec, name, roster->nodes[roster->node].address,
+                                           why);
+    if (status != HVI_OK)
+        snprintf(text_p, ENGINE_NET_TEXT, "on node %.64s: %.400s", engine->nodes.name, why);
+    return status;
+}
+
 static int open_link(struct engine *engine, const struct hvi_engine_roster *roster)
 {
     const struct engine_mesh_link_config config = {.event = engine->event,
@@ -479,6 +534,8 @@ int engine_nodes_start(struct engine *engine, const struct hvi_engine_roster *ro
         status = engine_mesh_open(&nodes->mesh);
     if (status == HVI_OK)
         engine->watch.mesh = &nodes->mesh;
+    if (status == HVI_OK)
+        status = set_transport(engine, roster, text_p);
     if (status == HVI_OK)
         status = start_net(engine, roster, text_p);
     return status == HVI_OK ? open_link(engine, roster) : status;

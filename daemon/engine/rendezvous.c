@@ -217,6 +217,8 @@ void engine_rendezvous_tell(struct engine *engine)
         .wire_newest = ENGINE_NODES_WIRE_NEWEST,
         .lanes = engine->start.net_lanes > 0 ? engine->start.net_lanes : ENGINE_WIRE_LANES,
         .encrypt = engine->start.encrypt};
+    snprintf(msg.engine_node.transport, sizeof msg.engine_node.transport, "%s",
+             engine->start.net_transport);
     int status = engine_link_send(engine, &msg);
     engine->rendezvous.untold = status == HVI_ERR_TIMEOUT;
     if (engine->rendezvous.untold)

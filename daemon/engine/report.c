@@ -140,8 +140,9 @@ static void add_data(struct engine *engine, struct hvi_span_row *span)
 
     for (size_t i = 0;
          span->link_count < HVI_WIRE_ROWS_MAX && engine_dispatch_lane_row(&engine->exec, i, &row);
-         i++)
-        span->links[span->link_count++] = (struct hvi_link_row){
+         i++) {
+        struct hvi_link_row *link = &span->links[span->link_count++];
+        *link = (struct hvi_link_row){
             .to = row.node,
             .purpose = HVI_LINK_DATA,
             .lane = row.lane,
@@ -150,6 +151,8 @@ static void add_data(struct engine *engine, struct hvi_span_row *span)
             .retransmits = row.retransmits,
             .rtt_ns = row.rtt_ns,
         };
+        snprintf(link->transport, sizeof link->transport, "%s", row.transport);
+    }
 }
 
 void engine_report_fill_part(struct engine *engine, const struct hvi_engine_query *query,

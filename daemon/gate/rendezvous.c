@@ -294,6 +294,11 @@ static void say_node(struct sentence *sentence, const struct gate_registration *
 
 /* ---- whether they agree ---- */
 
+static const char *transport_of(const struct gate_registration *said)
+{
+    return said->engine.transport[0] != '\0' ? said->engine.transport : "tcp";
+}
+
 /* True: the two cannot be in one job, and the sentence says why. */
 static bool contradict(const struct gate_registration *a, const struct gate_registration *b,
                        struct sentence *sentence, int *status_p)
@@ -327,6 +332,16 @@ static bool contradict(const struct gate_registration *a, const struct gate_regi
         say_node(sentence, a->engine.encrypt ? b : a);
         say(sentence, " does not; give all of them HVD_ENCRYPT=1, or encrypt = yes in hvdd.conf");
         *status_p = HVI_ERR_REFUSED;
+        return true;
+    }
+    if (strcmp(transport_of(a), transport_of(b)) != 0) {
+        say(sentence, "the nodes of job '%s' move data in two ways: net-transport is %s on ",
+            a->job, transport_of(a));
+        say_node(sentence, a);
+        say(sentence, " and %s on ", transport_of(b));
+        say_node(sentence, b);
+        say(sentence, "; set it to the same on all");
+        *status_p = HVI_ERR_MISMATCH;
         return true;
     }
     if (a->engine.wire_oldest <= b->engine.wire_newest &&

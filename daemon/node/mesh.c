@@ -74,6 +74,33 @@ static bool parse_seconds(const char *text, uint64_t *ns_p)
     return true;
 }
 
+static const char *net_transport(const struct node *node)
+{
+    const char *name = option_or(node->config.net_transport, "HVD_NET_TRANSPORT", NULL);
+
+    return name[0] != '\0' ? name : "tcp";
+}
+
+static const char *trusted_networks(const struct node *node)
+{
+    return option_or(node->config.trusted_networks, "HVD_TRUSTED_NETWORKS", NULL);
+}
+
+/* NULL, or what is wrong with them. */
+static const char *check_transport(const struct node *node, char *text_p, size_t size)
+{
+    char why[128];
+
+    if (strcmp(net_transport(node), "tcp") != 0 && strcmp(net_transport(node), "ucx") != 0)
+        return "net-transport (HVD_NET_TRANSPORT) is neither tcp nor ucx";
+    if (hvi_networks_check(trusted_networks(node), why, sizeof(why)) == HVI_OK &&
+        strlen(trusted_networks(node)) < HVI_WIRE_PATH)
+        return NULL;
+    snprintf(text_p, size, "trusted-networks (HVD_TRUSTED_NETWORKS): %s",
+             strlen(trusted_networks(node)) < HVI_WIRE_PATH ? why : "the list is too long");
+    return text_p;
+}
+
 /* Where nobody has chosen a port, a new gate listens where the last one did. */
 static void fill_listen(const struct node *node, char *listen_p, size_t size)
 {
@@ -218,6 +245,8 @@ int node_mesh_init(struct node *node)
         take_rendezvous(node, text, sizeof(text)) != HVI_OK)
         wrong = text;
     if (wrong == NULL)
+        wrong = check_transport(node, text, sizeof(text));
+    if (wrong == NULL)
         return HVI_OK;
     HVI_LOG(HVI_LOG_ERROR, "mesh", "bad-mesh", wrong, "");
     return HVI_ERR_INVALID;
@@ -230,6 +259,9 @@ void node_mesh_fill_engine(const struct node *node, struct hvi_engine_start *sta
     start_p->net_lanes =
         node->config.net_lanes > 0 ? (uint32_t)node->config.net_lanes : node->mesh.net_lanes;
     start_p->encrypt = node->config.encrypt >= 0 ? node->config.encrypt > 0 : node->mesh.encrypt;
+    snprintf(start_p->net_transport, sizeof(start_p->net_transport), "%.31s", net_transport(node));
+    snprintf(start_p->trusted_networks, sizeof(start_p->trusted_networks), "%s",
+             trusted_networks(node));
 }
 
 /* ---- the port ---- */

@@ -163,7 +163,7 @@ class Node(NamedTuple):
 
 
 class Link(NamedTuple):
-    """A connection of a node to another node of its job. `purpose`: 1 control, 2 data."""
+    """A connection of a node to another node of its job. `purpose`: 1 control, 2 data; `transport`: "tcp" or "ucx"."""
     to: _U32
     purpose: Annotated[int, c_int]
     lane: _U32
@@ -173,6 +173,7 @@ class Link(NamedTuple):
     messages_received: _U64
     retransmits: _U64
     rtt_ns: _U64
+    transport: _Text
 
 
 class Span(NamedTuple):

@@ -36,6 +36,13 @@ static void on_lane_wanted(void *user, uint32_t node, uint32_t lane)
         hvt_cluster_connect(self->cluster, self->number, node, lane);
 }
 
+const char *hvt_transport(void)
+{
+    const char *name = getenv("HVT_TRANSPORT");
+
+    return name ? name : "tcp";
+}
+
 void hvt_cluster_open(struct hvt_cluster *cluster, const struct engine_backend *backend,
                       uint32_t nodes, uint32_t lanes, bool tcp)
 {
@@ -52,6 +59,10 @@ void hvt_cluster_open(struct hvt_cluster *cluster, const struct engine_backend *
                                                .lanes = lanes};
         *node = (struct hvt_cluster_node){.cluster = cluster, .number = i};
         ck_assert_int_eq(backend->open(&config, &node->context), HVI_OK);
+        char text[ENGINE_TEXT_BYTES] = "";
+        int status =
+            engine_wire_backend_set_transport(node->context, hvt_transport(), "127.0.0.1", text);
+        ck_assert_msg(status == HVI_OK, "%s", text);
     }
 }
 

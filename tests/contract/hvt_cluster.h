@@ -12,6 +12,9 @@
 #define HVT_MEMBERS 16u
 #define HVT_PLACES  8u
 
+/* The row of transports that all clusters of this program use: $HVT_TRANSPORT, else "tcp". */
+const char *hvt_transport(void);
+
 struct hvt_cluster {
     const struct engine_backend *backend;
     uint32_t nodes, lanes;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * What every row of engine_backends that takes works over several nodes promises: results, the order of
- * works, and what becomes of them when a node, a lane, a rank's memory or the other end's words fail. */
+ * What every row of engine_backends that takes works over several nodes promises, over each row of the transports
+ * ($HVT_TRANSPORT): results, the order of works, and what becomes of them when a node, a lane, a rank's memory or the
+ * other end's words fail. */
 #include "base/clock.h"
 #include "base/status.h"
 #include "base/types.h"
@@ -69,7 +70,7 @@ static void open_layout(struct hvt_cluster *cluster, int layout)
 {
     hvt_cluster_open(cluster, row, layouts[layout].nodes, layouts[layout].lanes,
                      layouts[layout].tcp);
-    cluster->sealed = layout >= LAYOUTS - 2;
+    cluster->sealed = layout >= LAYOUTS - 2 && strcmp(hvt_transport(), "tcp") == 0;
 }
 
 /* A member that is there. */
@@ -679,17 +680,16 @@ END_TEST
 
 #define HEAD_BYTES 48u
 
-/* So many bytes of node 0 have come to node 1's end of their connection. */
+/* So many bytes of node 0 have left it: over TCP they have come to node 1's end. */
 static void wait_until_sent(const struct hvt_cluster *cluster, uint64_t bytes)
 {
     const uint64_t deadline_ns = hvi_deadline_after((int64_t)hvt_patience(2 * HVI_NS_SEC));
-    struct tcp_info info = {0};
-    socklen_t size = sizeof info;
+    struct engine_lane_row lane = {.bytes_sent = 0};
 
-    while (getsockopt(cluster->fd[0][1][0], IPPROTO_TCP, TCP_INFO, &info, &size) == 0 &&
-           info.tcpi_bytes_acked < bytes) {
-        ck_assert_msg(!hvi_deadline_passed(deadline_ns), "%llu bytes have come",
-                      (unsigned long long)info.tcpi_bytes_acked);
+    while (!engine_wire_backend_row(cluster->node[0].context, 0, &lane) ||
+           lane.bytes_sent < bytes) {
+        ck_assert_msg(!hvi_deadline_passed(deadline_ns), "%llu bytes have left",
+                      (unsigned long long)lane.bytes_sent);
         usleep(100);
     }
 }
@@ -1223,6 +1223,21 @@ START_TEST(silent_memory_has_the_deadline_of_its_batch_or_a_cancel)
 }
 END_TEST
 
+/* What is said in bytes of the row "tcp". */
+static void add_tcp_tests(TCase *tcase)
+{
+    tcase_add_test(tcase, a_job_on_one_node_pays_no_thread);
+    tcase_add_loop_test(tcase, small_works_that_start_together_go_together, 0, 2);
+    tcase_add_test(tcase, the_expected_head_is_taken);
+    tcase_add_loop_test(tcase, an_unexpected_head_ends_the_lane_and_nothing_is_written, 0, 48);
+    tcase_add_test(tcase, noise_ends_the_lane);
+    tcase_add_loop_test(tcase, what_a_sealed_lane_has_not_sent_ends_it_with_the_name_of_the_node, 0,
+                        2);
+    tcase_add_test(tcase,
+                   a_missing_page_below_a_sealed_lane_fails_the_work_and_the_lane_keeps_step);
+    tcase_add_test(tcase, nodes_with_different_numbers_of_lanes_are_told);
+}
+
 int main(void)
 {
     Suite *suite = suite_create("contract/span");
@@ -1242,12 +1257,10 @@ int main(void)
     tcase_add_loop_test(tcase, remote_process_memory_gives_the_same, 0, SOME_LAYOUTS);
     tcase_add_loop_test(tcase, many_works_of_several_sets_are_under_way, 0, 4);
     tcase_add_test(tcase, the_same_layout_gives_the_same_bits_every_time);
-    tcase_add_test(tcase, a_job_on_one_node_pays_no_thread);
     tcase_add_test(tcase, closing_finishes_what_was_started);
     suite_add_tcase(suite, tcase);
     tcase = tcase_create("together");
     tcase_set_timeout(tcase, 60);
-    tcase_add_loop_test(tcase, small_works_that_start_together_go_together, 0, 2);
     tcase_add_loop_test(tcase, small_works_that_find_no_room_wait_for_it, 0, 2);
     suite_add_tcase(suite, tcase);
     tcase = tcase_create("failures");
@@ -1264,17 +1277,14 @@ int main(void)
     tcase_add_test(tcase, a_tentative_barrier_waits_for_all_nodes);
     tcase_add_loop_test(
         tcase, a_tentative_work_that_cannot_be_done_fails_when_all_have_come_or_is_withdrawn, 0, 4);
-    tcase_add_test(tcase, the_expected_head_is_taken);
-    tcase_add_loop_test(tcase, an_unexpected_head_ends_the_lane_and_nothing_is_written, 0, 48);
-    tcase_add_test(tcase, noise_ends_the_lane);
-    tcase_add_loop_test(tcase, what_a_sealed_lane_has_not_sent_ends_it_with_the_name_of_the_node, 0,
-                        2);
-    tcase_add_test(tcase,
-                   a_missing_page_below_a_sealed_lane_fails_the_work_and_the_lane_keeps_step);
-    tcase_add_test(tcase, nodes_with_different_numbers_of_lanes_are_told);
     tcase_add_loop_test(tcase, a_missing_page_fails_the_work_and_the_lanes_keep_step, 0, 8);
     tcase_add_test(tcase, a_process_that_is_over_fails_the_work_and_the_lanes_keep_step);
     tcase_add_loop_test(tcase, silent_memory_has_the_deadline_of_its_batch_or_a_cancel, 0, 2);
     suite_add_tcase(suite, tcase);
+    if (strcmp(hvt_transport(), "tcp") == 0) {
+        tcase = tcase_create("tcp");
+        add_tcp_tests(tcase);
+        suite_add_tcase(suite, tcase);
+    }
     return hvt_run_suite(suite);
 }

@@ -105,6 +105,7 @@ CONDITIONS: dict[str, Callable[[], bool]] = {
     "asan": lambda: "address" in _cached("HVD_SANITIZE"),
     "tsan": lambda: "thread" in _cached("HVD_SANITIZE"),
     "arm": lambda: bool(_cached("HVD_ARM_ROOT")),
+    "no-ucx": lambda: not _cached("HVD_UCX_HEADER"),
     "not-root": lambda: os.geteuid() != 0,
     "not-x86-64": lambda: platform.machine() != "x86_64",
     "driver": lambda: _succeeds("sh", "-c", "PATH=$PATH:/sbin; ldconfig -p | grep -q libcuda[.]so[.]1"),

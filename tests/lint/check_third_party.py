@@ -34,11 +34,11 @@ QUARANTINE = [
     ("cuda.h", ["tests/gpu/probes/probe_cuda.h", "tests/unit/gpu/test_abi.c"]),
     ("nccl.h", ["tests/gpu/probes/probe_nccl.c", "tests/unit/gpu/test_abi.c"]),
     ("cuda_*16.h", ["tests/gpu/probes/kernels.cu"]),
-    # Nothing may include these: the product declares what it uses of CUDA itself (gpu/), and there is no network backend yet.
+    ("uc[pst]/*", ["daemon/engine/exec/net_ucx.c"]),
+    # Nothing may include these: the product declares what it uses of CUDA itself (gpu/).
     ("cuda*.h", []),
     ("nccl*.h", []),
     ("nvml.h", []),
-    ("uc[pst]/*", []),
 ]
 
 # The C library, the kernel and the compiler.
@@ -99,6 +99,7 @@ CASES = [
     _case("daemon/engine/exec/dispatch.c", "<cuda_runtime.h>", True),
     _case("daemon/engine/exec/dispatch.c", "<nccl.h>", True),
     _case("daemon/engine/exec/dispatch.c", "<ucp/api/ucp.h>", True),
+    _case("daemon/engine/exec/net_ucx.c", "<ucp/api/ucp.h>"),
     _case("gpu/nvml.c", "<cuda.h>", True),
     _case("tests/unit/gpu/test_abi.c", "<cuda.h>"),
     _case("tests/gpu/probes/probe_cuda.h", "<cuda.h>"),

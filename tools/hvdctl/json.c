@@ -105,6 +105,7 @@ static void add_link(cJSON *array, const struct hvd_admin_link *row)
     add_u64(object, "messages_received", row->messages_received);
     add_u64(object, "retransmits", row->retransmits);
     add_u64(object, "rtt_ns", row->rtt_ns);
+    cJSON_AddStringToObject(object, "transport", row->transport);
 }
 
 /* The nodes of jobs that span nodes; nothing where there are none. */

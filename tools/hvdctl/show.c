@@ -384,6 +384,7 @@ static void add_link(struct ctl_table *table, const struct hvd_admin_answer *rep
                      const struct hvd_admin_span *span, const struct hvd_admin_link *row)
 {
     const bool control = row->purpose == HVD_ADMIN_LINK_CONTROL;
+    const bool tcp = strcmp(row->transport, "tcp") == 0;
     const struct hvd_admin_span *other = NULL;
     for (size_t i = 0; i < reply->span_count; i++) {
         if (reply->spans[i]->node == row->to && strcmp(reply->spans[i]->job, span->job) == 0)
@@ -395,7 +396,8 @@ static void add_link(struct ctl_table *table, const struct hvd_admin_answer *rep
     if (control)
         ctl_table_add(table, CTL_PLAIN, "control");
     else
-        ctl_table_add(table, CTL_PLAIN, "data %" PRIu32, row->lane);
+        ctl_table_add(table, CTL_PLAIN, "data %" PRIu32 "%s%s", row->lane, tcp ? "" : ", ",
+                      tcp ? "" : row->transport);
     add_bytes(table, row->bytes_sent);
     add_bytes(table, row->bytes_received);
     if (control) {

@@ -247,7 +247,8 @@ struct hvd_admin_link {
     enum hvd_admin_link_purpose purpose;
     uint32_t lane; /* of data */
     uint64_t bytes_sent, bytes_received, messages_sent, messages_received, retransmits;
-    uint64_t rtt_ns; /* 0: not known */
+    uint64_t rtt_ns;       /* 0: not known */
+    const char *transport; /* "tcp", "ucx" */
 };
 
 /* A node of a job that spans nodes. */

@@ -271,6 +271,11 @@ extern const struct engine_backend engine_backend_net;
 /* Before the first work: connections to each neighbour, the same on all nodes; 0: ENGINE_WIRE_LANES. */
 void engine_wire_backend_set_lanes(void *context, uint32_t lanes);
 
+/* Before the first work and lane: "ucx", or "tcp", which it is otherwise; `address`: this node's, numeric, by which the
+ * others know it. HVI_OK, or with a sentence HVI_ERR_UNSUPPORTED or HVI_ERR_NO_MEMORY: then it is as before. */
+int engine_wire_backend_set_transport(void *context, const char *name, const char *address,
+                                      char text_p[ENGINE_TEXT_BYTES]);
+
 /* The caller of start() calls these, too. `fd`, an authenticated, non-blocking stream to the node, becomes
  * the backend's. One that is there already, or out of range, is closed. `keys`: of what goes over it, copied;
  * NULL: it is not encrypted. `name`: the node in sentences. */
@@ -294,7 +299,9 @@ bool engine_wire_backend_is_tentative(void *context, const struct engine_batch *
 /* What has gone over a lane. */
 struct engine_lane_row {
     uint32_t node, lane;
-    uint64_t bytes_sent, bytes_received, retransmits, rtt_ns; /* as the kernel counts them */
+    const char *transport; /* "tcp", "ucx" */
+    /* As the kernel counts them; of UCX as they were given to it, and the round-trip time of the connection beside it. */
+    uint64_t bytes_sent, bytes_received, retransmits, rtt_ns;
 };
 /* Of the lanes that there are or were: index 0, 1, ... Returns false after the last. */
 bool engine_wire_backend_row(void *context, size_t index, struct engine_lane_row *row_p);

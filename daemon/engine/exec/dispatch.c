@@ -460,6 +460,13 @@ void engine_dispatch_set_lanes(struct engine_exec *exec, uint32_t lanes)
     engine_wire_backend_set_lanes(context_of(exec, &engine_backend_net), lanes);
 }
 
+int engine_dispatch_set_transport(struct engine_exec *exec, const char *name, const char *address,
+                                  char text_p[ENGINE_TEXT_BYTES])
+{
+    return engine_wire_backend_set_transport(context_of(exec, &engine_backend_net), name, address,
+                                             text_p);
+}
+
 void engine_dispatch_busy(struct engine_exec *exec)
 {
     engine_wire_backend_busy(context_of(exec, &engine_backend_net));

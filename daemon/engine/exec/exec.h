@@ -107,8 +107,10 @@ void engine_dispatch_cancel_tentative(struct engine_exec *exec);
 void engine_dispatch_withdraw(struct engine_exec *exec, uint64_t least, uint64_t top);
 /* Whether the op, which is tentative and executes, waits for other nodes to start it. */
 bool engine_dispatch_is_tentative(const struct engine_exec *exec, const struct engine_op *op);
-/* As engine_wire_backend_set_lanes. */
+/* As engine_wire_backend_set_lanes and engine_wire_backend_set_transport. */
 void engine_dispatch_set_lanes(struct engine_exec *exec, uint32_t lanes);
+int engine_dispatch_set_transport(struct engine_exec *exec, const char *name, const char *address,
+                                  char text_p[ENGINE_TEXT_BYTES]);
 /* Ends what waits for it: as what has broken the job says, or if nothing has, as it failed. */
 void engine_dispatch_explain(struct engine_exec *exec);
 /* As engine_wire_backend_lane, engine_wire_backend_lost and engine_wire_backend_row. */

@@ -7,6 +7,7 @@
  * there was none, their messages say that all nodes have started them. */
 #include "daemon/engine/exec/net_thread.h"
 
+#include "base/assert.h"
 #include "base/pages.h"
 #include "base/status.h"
 #include "base/types.h"
@@ -52,6 +53,37 @@ void engine_wire_backend_set_lanes(void *context, uint32_t lanes)
     net->lanes = lanes > 0 ? lanes : ENGINE_WIRE_LANES;
     if (net->lanes > ENGINE_WIRE_LANES_MAX)
         net->lanes = ENGINE_WIRE_LANES_MAX;
+}
+
+static const struct engine_wire_transport *const transports[] = {
+    &engine_wire_tcp,
+#ifdef HVD_UCX
+    &engine_wire_ucx,
+#endif
+};
+
+int engine_wire_backend_set_transport(void *context, const char *name, const char *address,
+                                      char text_p[ENGINE_TEXT_BYTES])
+{
+    struct engine_wire *net = context;
+    const struct engine_wire_transport *found = NULL;
+
+    HVI_ASSERT(!net->runs && !net->shared);
+    for (size_t i = 0; i < sizeof transports / sizeof transports[0]; i++) {
+        if (strcmp(transports[i]->name, name) == 0)
+            found = transports[i];
+    }
+    if (!found) {
+        snprintf(text_p, ENGINE_TEXT_BYTES,
+                 "this hvdd-engine was built without \"%s\" for net-transport: build it where "
+                 "libucx-dev is installed, or set net-transport to tcp",
+                 name);
+        return HVI_ERR_UNSUPPORTED;
+    }
+    int status = found->begin ? found->begin(address, &net->shared, text_p) : HVI_OK;
+    if (status == HVI_OK)
+        net->transport = found;
+    return status;
 }
 
 static int net_open(const struct engine_backend_config *config, void **context_p)
@@ -143,6 +175,8 @@ static bool net_close(void *context)
     if (!ended) /* workers that wait look at what they were given */
         return false;
     close_files(net);
+    if (net->transport->end)
+        net->transport->end(net->shared);
     pthread_mutex_destroy(&net->lock);
     pthread_mutex_destroy(&net->host_lock);
     free(net->tools.strip);

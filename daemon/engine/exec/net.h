@@ -181,6 +181,7 @@ struct engine_wire_work {
     bool finished;      /* all that belongs to messages is done */
     bool writing;       /* then its stage writes outputs */
     uint32_t sending;   /* lanes in the middle of a message */
+    uint32_t holding;   /* lanes that write one to its memory although it has failed */
     uint64_t idle_ns;   /* without a byte, from tick to tick */
     uint64_t failed_ns; /* since it failed, from tick to tick */
     int status;         /* HVI_OK: so far */

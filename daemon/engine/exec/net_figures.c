@@ -34,7 +34,9 @@ static struct engine_wire_figure *add(struct engine_wire *net, const struct engi
     *figures = (struct engine_wire_figure){
         .node = lane->node->number,
         .lane = lane->number,
-        .last = {.node = lane->node->number, .lane = lane->number},
+        .last = {.node = lane->node->number,
+                 .lane = lane->number,
+                 .transport = net->transport->name},
     };
     return figures;
 }

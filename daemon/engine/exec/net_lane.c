@@ -98,8 +98,11 @@ static void watch_port(struct engine_wire *net, struct engine_wire_lane *lane)
 {
     struct epoll_event event = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET,
                                 .data.ptr = lane};
+    struct epoll_event other = {.events = EPOLLIN, .data.ptr = lane};
 
-    if (epoll_ctl(net->epoll_fd, EPOLL_CTL_ADD, lane->transport->fd(lane->port), &event) != 0)
+    if (epoll_ctl(net->epoll_fd, EPOLL_CTL_ADD, lane->transport->fd(lane->port), &event) != 0 ||
+        (lane->transport->event &&
+         epoll_ctl(net->epoll_fd, EPOLL_CTL_ADD, lane->transport->event(lane->port), &other) != 0))
         engine_wire_node_end(net, lane->node, "the connection cannot be watched");
 }
 
@@ -109,7 +112,7 @@ void engine_wire_lane_open(struct engine_wire *net, struct engine_wire_lane *lan
     if (!lane->scratch)
         lane->scratch = aligned_alloc(4096, ENGINE_WIRE_CHUNK_BYTES);
     lane->transport = net->transport;
-    lane->port = lane->transport->open(fd, keys);
+    lane->port = lane->transport->open(net->shared, fd, keys);
     if (!lane->port || !lane->scratch) {
         engine_wire_node_end(net, lane->node, "no memory for a connection");
         return;
@@ -120,23 +123,37 @@ void engine_wire_lane_open(struct engine_wire *net, struct engine_wire_lane *lan
     watch_port(net, lane);
 }
 
+/* The message that was being received is over, or never will be. */
+static void let_go(struct engine_wire_lane *lane)
+{
+    if (lane->holds)
+        lane->receiver->holding--;
+    lane->holds = false;
+}
+
 void engine_wire_lane_close(struct engine_wire *net, struct engine_wire_lane *lane)
 {
     if (lane->port) {
         engine_wire_figures_close(net, lane);
+        if (lane->transport->event) /* it may stay open */
+            epoll_ctl(net->epoll_fd, EPOLL_CTL_DEL, lane->transport->event(lane->port), NULL);
         lane->transport->close(lane->port);
     }
     lane->port = NULL;
     if (lane->sending)
         lane->sender->sending--;
+    let_go(lane);
     lane->sending = lane->receiving = NULL;
     lane->sender = lane->receiver = NULL;
 }
 
 void engine_wire_lane_divert(struct engine_wire_lane *lane, const struct engine_wire_work *work)
 {
-    if (lane->receiving && lane->receiver == work)
-        lane->transport->divert(lane->port, lane->scratch);
+    if (!lane->receiving || lane->receiver != work || lane->holds ||
+        lane->transport->divert(lane->port, lane->scratch))
+        return;
+    lane->holds = true;
+    lane->receiver->holding++;
 }
 
 static void unlink_run(struct engine_wire_lane *lane, struct engine_wire_run *run)
@@ -414,6 +431,24 @@ static void take_failure(struct engine_wire *net, struct engine_wire_lane *lane,
     engine_wire_fail(net, work, status, culprit, text);
 }
 
+/* Where the message's bytes go. Where the transport needs pages, the work fails if there are none. */
+static unsigned char *target_of(struct engine_wire *net, const struct engine_wire_lane *lane,
+                                const struct engine_wire_message *message,
+                                struct engine_wire_work *work)
+{
+    struct engine_fault fault = {.rank = -1};
+
+    if (work->status != HVI_OK)
+        return lane->scratch;
+    unsigned char *to = engine_wire_target(message, lane->scratch);
+    if (to == lane->scratch || !lane->transport->needs_pages ||
+        engine_wire_touch(to, message->bytes, &fault) == HVI_OK)
+        return to;
+    work->fault = fault;
+    engine_wire_fail(net, work, HVI_ERR_NO_MEMORY, work->node[work->here], "");
+    return lane->scratch;
+}
+
 /* A head is there, and so is the work that it should be of. */
 static void take_head(struct engine_wire *net, struct engine_wire_lane *lane)
 {
@@ -440,12 +475,10 @@ static void take_head(struct engine_wire *net, struct engine_wire_lane *lane)
         return;
     }
     lane->has_head = false;
+    unsigned char *to = target_of(net, lane, message, work);
     lane->receiving = message;
     lane->receiver = work;
-    lane->transport->post_receive(
-        lane->port,
-        work->status == HVI_OK ? engine_wire_target(message, lane->scratch) : lane->scratch,
-        message->bytes);
+    lane->transport->post_receive(lane->port, to, message->bytes);
 }
 
 struct receive {
@@ -490,6 +523,7 @@ static void take_message(struct engine_wire *net, struct engine_wire_lane *lane)
     struct engine_wire_work *work = lane->receiver;
     struct engine_fault fault = {.rank = -1};
 
+    let_go(lane);
     if (work->status == HVI_OK) {
         int status = engine_wire_accept(&net->tools, work, lane->receiving, lane->scratch, &fault);
         if (status != HVI_OK) {

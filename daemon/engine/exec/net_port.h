@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The transport between nodes: a table of functions, a row for each kind; the lanes of an engine have one. A port is one
  * end of a connection that keeps order. At most one send and one receive are posted at a time; their memory stays until
- * they are over. One thread at a time, the driver of net_thread.h, but for count(). Nothing blocks. */
+ * they are over, or the port is closed. One thread at a time, the driver of net_thread.h, but for begin(), end() and
+ * count(). Nothing blocks. */
 #ifndef ENGINE_WIRE_PORT_H
 #define ENGINE_WIRE_PORT_H
 
@@ -33,12 +34,22 @@ static inline int engine_wire_stopped(bool *ready_p)
 
 struct engine_wire_transport {
     const char *name;
+    /* Memory that is posted has to have its pages. Else receive() and send() say what is missing. */
+    bool needs_pages;
+
+    /* What the ports of an engine share; NULL: they share nothing, and `shared` is NULL. The main thread, before the
+     * first port and after the last. `address`: this node's, numeric. HVI_OK, or an error with a sentence. */
+    int (*begin)(const char *address, void **shared_p, char text_p[ENGINE_TEXT_BYTES]);
+    void (*end)(void *shared);
+
     /* Takes the connection, whose bytes are sealed with these keys, which are copied; NULL: they are not. NULL
      * without memory: then it is closed. */
-    void *(*open)(int fd, const struct hvi_seal_keys *keys);
+    void *(*open)(void *shared, int fd, const struct hvi_seal_keys *keys);
     void (*close)(void *port);
     /* The descriptor to wait for, edge-triggered, and what epoll said of it. */
     int (*fd)(const void *port);
+    /* Another descriptor to wait for, level-triggered; NULL: there is none. */
+    int (*event)(const void *port);
     void (*ready)(void *port, uint32_t events);
     /* `head`, then `body`, which may be empty. */
     void (*post_send)(void *port, const void *head, uint64_t head_bytes, const void *body,
@@ -47,12 +58,12 @@ struct engine_wire_transport {
      * now, or a send is posted. */
     bool (*pack)(void *port, const void *head, uint64_t head_bytes, const void *body,
                  uint64_t body_bytes);
-    /* Whether there are copies that have not gone. */
+    /* Whether send() has something to do although nothing is posted: copies that have not gone. */
     bool (*packed)(const void *port);
-    /* When nothing is posted. */
+    /* When nothing is posted. A receive is of what one head, or one body, was to the sender. */
     void (*post_receive)(void *port, void *to, uint64_t bytes);
-    /* What is left of the posted receive goes to `to`. */
-    void (*divert)(void *port, void *to);
+    /* What is left of the posted receive goes to `to`. False: it cannot; its memory is needed until it is over. */
+    bool (*divert)(void *port, void *to);
     /* Of the posted receive: bytes that have not come. */
     uint64_t (*missing)(const void *port);
     /* OVER: nothing is packed any more either. enum engine_wire_progress; -EFAULT: the memory that was posted cannot be read or written;
@@ -65,5 +76,7 @@ struct engine_wire_transport {
 
 /* TCP, or another stream socket. */
 extern const struct engine_wire_transport engine_wire_tcp;
+/* UCX; where it was there to build with (HVD_UCX). */
+extern const struct engine_wire_transport engine_wire_ucx;
 
 #endif

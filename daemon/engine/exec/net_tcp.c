@@ -37,11 +37,12 @@ struct tcp {
 
 enum { PACK, HEAD, BODY, PIECES };
 
-static void *tcp_open(int fd, const struct hvi_seal_keys *keys)
+static void *tcp_open(void *shared, int fd, const struct hvi_seal_keys *keys)
 {
     struct tcp *tcp = calloc(1, sizeof *tcp);
     const int one = 1;
 
+    (void)shared;
     if (tcp && keys)
         tcp->seal = engine_wire_seal_new(keys);
     if (!tcp || (keys && !tcp->seal)) {
@@ -127,9 +128,10 @@ static void tcp_post_receive(void *port, void *to, uint64_t bytes)
     tcp->wanted = bytes;
 }
 
-static void tcp_divert(void *port, void *to)
+static bool tcp_divert(void *port, void *to)
 {
     ((struct tcp *)port)->to = to;
+    return true;
 }
 
 static uint64_t tcp_missing(const void *port)

@@ -230,7 +230,7 @@ static bool write_outputs(struct engine_wire *net, struct engine_wire_work *work
  * other nodes: without them it has not even failed. What a withdrawn one sends is no operand. */
 static bool is_let_go(const struct engine_wire_work *work)
 {
-    return (work->sending == 0 || work->withdrawn) &&
+    return (work->sending == 0 || work->withdrawn) && work->holding == 0 &&
            (work->final || engine_wire_is_committed(work)) &&
            (!work->stage || engine_wire_stage_is_over(work->stage, NULL, NULL));
 }
@@ -459,10 +459,12 @@ static void give_up_waiting(struct engine_wire *net, struct engine_wire_work *wo
 /* It has failed, and the rest of a message does not go away. */
 static void give_up_sending(struct engine_wire *net, struct engine_wire_work *work)
 {
-    for (uint32_t i = 0; i < work->run_count && work->sending > 0; i++) {
+    for (uint32_t i = 0; i < work->run_count && work->sending + work->holding > 0; i++) {
         struct engine_wire_lane *lane = lane_of(net, &work->runs[i]);
         if (lane->sender == work)
             engine_wire_node_end(net, lane->node, "a message could not be sent to its end");
+        else if (lane->holds && lane->receiver == work)
+            engine_wire_node_end(net, lane->node, "a message has not come to its end");
     }
 }
 

@@ -20,6 +20,7 @@ struct engine_wire_lane {
     struct engine_wire_work *sender, *receiver;
     bool has_head; /* of a message whose turn has not come */
     bool throws;   /* what comes is of a work that was withdrawn */
+    bool holds;    /* what comes goes to memory of a work that has failed, until it is over */
     bool moved;    /* something, since the last tick */
     unsigned char head_out[ENGINE_WIRE_HEAD_BYTES], head_in[ENGINE_WIRE_HEAD_BYTES];
     unsigned char *scratch; /* ENGINE_WIRE_CHUNK_BYTES */
@@ -64,6 +65,7 @@ struct engine_wire {
     struct engine_backend_config config;
     uint32_t lanes;
     const struct engine_wire_transport *transport;
+    void *shared; /* the transport's */
     struct engine_wire_tools tools;
 
     /* The main thread's. */

@@ -65,6 +65,16 @@ def _under(path: pathlib.Path, folder: str) -> bool:
     return pathlib.Path(folder) in (path, *path.parents)
 
 
+_NETWORK = "10.77.1"
+
+# What makes the jobs of a test go over UCX; $HVT_TRANSPORT makes those of all tests.
+UCX = {"HVD_NET_TRANSPORT": "ucx", "HVD_TRUSTED_NETWORKS": f"{_NETWORK}.0/24,fd00:77::/64"}
+
+
+def _transport() -> dict[str, str]:
+    return UCX if os.environ.get("HVT_TRANSPORT") == "ucx" else {}
+
+
 class Node:
     """One machine. `Nodes` makes it; `number` counts from 1."""
 
@@ -72,7 +82,7 @@ class Node:
         self.number = number
         self.name = f"n{number}"
         self.host_name = host_name
-        self.address = f"10.77.1.{number}"
+        self.address = f"{_NETWORK}.{number}"
         self.address6 = f"fd00:77::{number}"
         self.mac = f"02:00:00:77:01:{number:02x}"  # the same again after a restart, as a machine's
         self.token = nodes.token
@@ -183,7 +193,7 @@ class Node:
         """What a process inside gets if nothing else is said; what names a rank, a job or a daemon of this machine is not in it."""
         kept = {name: value for name, value in clean_environment().items() if name != "TMPDIR"}
         return kept | {"HOME": str(self.home), "XDG_RUNTIME_DIR": self.runtime, procs.TOKEN: self.token,
-                       "HOSTNAME": self.host_name} | self._nodes.environment(self)
+                       "HOSTNAME": self.host_name} | _transport() | self._nodes.environment(self)
 
     def call(self, function: Callable[..., T], *arguments: Any, **more: Any) -> T:
         """The function's result; sockets that it opens are inside for good, also when others use them."""

@@ -32,7 +32,7 @@ static void *open_port(const struct hvi_seal_keys *keys, int *end_p)
     for (int i = 0; i < 2; i++)
         setsockopt(ends[i], SOL_SOCKET, SO_SNDBUF, &room, sizeof room);
     *end_p = ends[1];
-    void *port = transport->open(ends[0], keys);
+    void *port = transport->open(NULL, ends[0], keys);
     ck_assert_ptr_nonnull(port);
     return port;
 }

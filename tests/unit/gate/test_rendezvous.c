@@ -467,6 +467,19 @@ START_TEST(nodes_that_disagree_about_the_size_fail)
 }
 END_TEST
 
+START_TEST(nodes_with_different_transports_fail)
+{
+    struct gate_registration *other = node_with(2, 2, RANKS(1));
+
+    snprintf(other->engine.transport, sizeof(other->engine.transport), "ucx");
+    bring(node_with(1, 2, RANKS(0)));
+    bring(other);
+    expect_all(2, HVI_ERR_MISMATCH,
+               "the nodes of job 'job' move data in two ways: net-transport is tcp on a (10.0.0.1) "
+               "and ucx on b (10.0.0.2); set it to the same on all");
+}
+END_TEST
+
 START_TEST(engines_without_a_common_version_fail)
 {
     struct gate_registration *newer = node_with(2, 2, RANKS(1));
@@ -643,6 +656,7 @@ int main(void)
                    what_a_node_loses_early_is_no_news_to_those_that_its_earlier_engine_has_met);
     tcase_add_test(tcase, a_rank_on_two_nodes_fails_on_both);
     tcase_add_test(tcase, nodes_that_disagree_about_the_size_fail);
+    tcase_add_test(tcase, nodes_with_different_transports_fail);
     tcase_add_test(tcase, engines_without_a_common_version_fail);
     tcase_add_test(tcase, engines_that_disagree_about_encryption_fail);
     tcase_add_test(tcase, engines_of_different_age_speak_what_both_know);

@@ -17,6 +17,8 @@ static void setup(void)
     snprintf(node.rundir.path, sizeof(node.rundir.path), "/run/x");
     unsetenv("HVD_KEY_FILE");
     unsetenv("HVD_PORT_RANGE");
+    unsetenv("HVD_NET_TRANSPORT");
+    unsetenv("HVD_TRUSTED_NETWORKS");
     unsetenv("HVD_NET_LANES");
     unsetenv("HVD_ENCRYPT");
     unsetenv("HVD_INTERFACE");
@@ -141,6 +143,29 @@ START_TEST(engines_are_told_whether_they_encrypt)
 }
 END_TEST
 
+START_TEST(engines_are_told_of_the_transport_and_of_networks)
+{
+    struct hvi_engine_start engine = {.port_first = 0};
+
+    fill();
+    node_mesh_fill_engine(&node, &engine);
+    ck_assert_str_eq(engine.net_transport, "tcp");
+    ck_assert_str_eq(engine.trusted_networks, "");
+    setenv("HVD_NET_TRANSPORT", "ucx", 1);
+    setenv("HVD_TRUSTED_NETWORKS", "10.0.0.0/8", 1);
+    fill();
+    node_mesh_fill_engine(&node, &engine);
+    ck_assert_str_eq(engine.net_transport, "ucx");
+    ck_assert_str_eq(engine.trusted_networks, "10.0.0.0/8");
+    snprintf(node.config.net_transport, sizeof(node.config.net_transport), "tcp");
+    snprintf(node.config.trusted_networks, sizeof(node.config.trusted_networks), "fd00::/8");
+    fill();
+    node_mesh_fill_engine(&node, &engine);
+    ck_assert_str_eq(engine.net_transport, "tcp");
+    ck_assert_str_eq(engine.trusted_networks, "fd00::/8");
+}
+END_TEST
+
 START_TEST(options_that_make_no_sense_are_refused)
 {
     static const char *const ranges[] = {"9600",    "9600-", "9610-9600", "0-5",
@@ -156,6 +181,12 @@ START_TEST(options_that_make_no_sense_are_refused)
         setenv("HVD_NET_LANES", lanes[i], 1);
         ck_assert_msg(node_mesh_init(&node) == HVI_ERR_INVALID, "%s", lanes[i]);
     }
+    setup();
+    setenv("HVD_NET_TRANSPORT", "rdma", 1);
+    ck_assert_int_eq(node_mesh_init(&node), HVI_ERR_INVALID);
+    setup();
+    setenv("HVD_TRUSTED_NETWORKS", "eth0", 1);
+    ck_assert_int_eq(node_mesh_init(&node), HVI_ERR_INVALID);
     setup();
     setenv("HVD_START_TIMEOUT", "soon", 1);
     ck_assert_int_eq(node_mesh_init(&node), HVI_ERR_INVALID);
@@ -221,6 +252,7 @@ int main(void)
     tcase_add_test(tcase, the_next_gate_listens_where_the_last_one_did);
     tcase_add_test(tcase, engines_are_told_of_ports_and_lanes);
     tcase_add_test(tcase, engines_are_told_whether_they_encrypt);
+    tcase_add_test(tcase, engines_are_told_of_the_transport_and_of_networks);
     tcase_add_test(tcase, options_that_make_no_sense_are_refused);
     tcase_add_loop_test(tcase, the_host_of_the_rendezvous_listens_and_the_others_join_it, 0,
                         (int)(sizeof(places) / sizeof(places[0])));

@@ -136,7 +136,9 @@ static void fill_span(struct hvi_span_row *span, bool full)
                                            UINT64_MAX,
                                            UINT64_MAX,
                                            UINT64_MAX,
-                                           UINT64_MAX};
+                                           UINT64_MAX,
+                                           ""};
+    FILL(span->links[1].transport, false);
     span->standing = zeroed(2, sizeof *span->standing);
     for (int i = 0; i < 2; i++)
         span->standing[i] = (struct hvi_missing_rank){.rank = i, .process = "R"};
@@ -344,6 +346,8 @@ static void fill_engine_start(struct hvi_engine_start *start, bool full)
     };
     FILL(start->job, false);
     FILL(start->attach_path, true);
+    FILL(start->net_transport, false);
+    FILL(start->trusted_networks, true);
 }
 
 static void fill_engine_adopt(struct hvi_engine_adopt *adopt, bool full)
@@ -471,6 +475,8 @@ static void fill_node_packet(struct hvi_packet_msg *msg, bool full)
                                                 .lanes = full ? HVI_WIRE_LANES_MAX : 0,
                                                 .encrypt = full};
     msg->engine_node.wire_oldest = msg->engine_node.wire_newest = full ? UINT32_MAX : 0;
+    if (full)
+        FILL(msg->engine_node.transport, false);
     msg->engine_node.ranks = seat_ranks(msg->engine_node.rank_count);
 }
 
