@@ -51,11 +51,13 @@ step_huge() {
 step_launchers() { scripts/test.sh release -C Nightly -R 'python.node_launchers'; }
 step_gpus() { scripts/test.sh release -C Nightly -R 'contract.device.nodes'; }
 step_ucx() {
+    local file
     scripts/test.sh release -C Nightly -R 'contract.span_ucx|fault.nodes_ucx'
     # But strangers, whom UCX believes, encryption, which it has not, and ports, which it takes itself.
-    HVD_BUILD_DIR=$PWD/build-release HVT_TRANSPORT=ucx tests/harness/run-pytest -q -rs \
-        -k 'not strangers and not encrypted and not lanes_and_ports' \
-        tests/fault/test_nodes_faults.py tests/integration/test_nodes.py tests/integration/test_nodes_pairs.py
+    for file in fault/test_nodes_faults integration/test_nodes integration/test_nodes_pairs; do
+        HVD_BUILD_DIR=$PWD/build-release HVT_TRANSPORT=ucx tests/harness/run-pytest -q -rs \
+            -k 'not strangers and not encrypted and not lanes_and_ports' "tests/$file.py"
+    done
 }
 step_coverage() { scripts/coverage.sh; }
 step_debian13() { scripts/debian13.sh; }

@@ -1120,7 +1120,8 @@ START_TEST(a_missing_page_fails_the_work_and_the_lanes_keep_step)
                           (uint64_t)(uintptr_t)lacking + LACKING_BYTES);
         for (uint32_t n = 0; n < 2; n++) {
             int status = op.part[n].batch.status;
-            ck_assert(status == HVI_ERR_NO_MEMORY || (status == HVI_OK && writes));
+            ck_assert_msg(status == HVI_ERR_NO_MEMORY || (status == HVI_OK && writes), "%s (%s)",
+                          hvi_status_text(status), op.part[n].batch.text);
             ck_assert_uint_eq(op.part[n].batch.fault.missing, 0);
         }
         hvt_op_free(&op);

@@ -36,6 +36,8 @@ struct engine_wire_transport {
     const char *name;
     /* Memory that is posted has to have its pages. Else receive() and send() say what is missing. */
     bool needs_pages;
+    /* How long a work that has failed waits for what of it is being moved, before its lanes are given up. */
+    uint64_t patience_ns;
 
     /* What the ports of an engine share; NULL: they share nothing, and `shared` is NULL. The main thread, before the
      * first port and after the last. `address`: this node's, numeric. HVI_OK, or an error with a sentence. */

@@ -236,6 +236,7 @@ static void tcp_count(const void *port, struct engine_lane_row *row_p)
 
 const struct engine_wire_transport engine_wire_tcp = {
     .name = "tcp",
+    .patience_ns = ENGINE_SILENT_NS,
     .open = tcp_open,
     .close = tcp_close,
     .fd = tcp_fd,

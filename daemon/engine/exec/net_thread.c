@@ -477,7 +477,7 @@ static void tick_work(struct engine_wire *net, struct engine_wire_work *work, ui
         return;
     if (work->status != HVI_OK && work->batch) {
         work->failed_ns += step_ns;
-        if (work->failed_ns >= ENGINE_SILENT_NS)
+        if (work->failed_ns >= net->transport->patience_ns)
             give_up_sending(net, work);
     }
     bool closes = most_ns != UINT64_MAX;

@@ -906,6 +906,7 @@ static void ucx_count(const void *port, struct engine_lane_row *row_p)
 const struct engine_wire_transport engine_wire_ucx = {
     .name = "ucx",
     .needs_pages = true,
+    .patience_ns = HVI_NS_SEC, /* a large body waits for the other engine, not for its kernel */
     .begin = ucx_begin,
     .end = ucx_end,
     .open = ucx_open,
