@@ -67,7 +67,8 @@ struct hvd_admin_place {
 HVD_API int hvd_admin_find(const char *address, struct hvd_admin_place *place_p);
 
 /* Connects to the hvdd that hvd_admin_find finds. HVD_ERR_NO_DAEMON, HVD_ERR_INVALID,
- * HVD_ERR_NO_MEMORY, HVD_ERR_LIMIT: no descriptors are left for libzmq. Blocks as hvd_admin_find. */
+ * HVD_ERR_NO_MEMORY, HVD_ERR_LIMIT: no descriptors are left for libzmq. Blocks as hvd_admin_find, and
+ * up to a second more where that queue is full again and again: then libzmq goes on by itself. */
 HVD_API int hvd_admin_open(const char *address, struct hvd_admin **admin_p);
 /* Frees the handle; its answers stay. NULL is fine. */
 HVD_API void hvd_admin_close(struct hvd_admin *admin);
