@@ -326,7 +326,7 @@ static void fences(void *user, engine_seat seat)
     engine_link_tell_fences(user, seat);
 }
 
-/* Where the link takes nothing, the answer to the next claim is this one's, too, or its time passes. */
+/* Where the link takes nothing, the claim's time passes. */
 static void regions_wanted(void *user, uint64_t request, uint64_t bytes)
 {
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_ENGINE_REGIONS};

@@ -104,28 +104,34 @@ static void answer_region(struct engine_session *session, const struct hvi_regio
     engine_control_ack(session, add->request, status, text);
 }
 
-void engine_control_settle(struct engine_session *session, const struct hvi_region_add *add, int fd,
-                           int status, const char *text)
+/* The region was checked. `status` HVI_OK: it is taken in. */
+static void take_region(struct engine_session *session, const struct hvi_region_add *add, int fd,
+                        int status, const char *text)
 {
-    char why[HVI_TEXT_MAX + 1];
-
-    snprintf(why, sizeof why, "%s", text);
-    if (status == HVI_OK)
-        status = check_region(session, add, why, sizeof why);
     if (status == HVI_OK) {
         status = engine_regions_add(&session->regions, add, fd);
         session->sessions->fresh_regions = true;
         if (status == HVI_OK)
             fd = -1; /* the region's, and closed by now */
         else
-            snprintf(why, sizeof why, "%s",
-                     status == HVI_ERR_PROTOCOL
-                         ? "the descriptor is no sealed memfd of the size that was said"
-                         : hvi_status_text(status));
+            text = status == HVI_ERR_PROTOCOL
+                       ? "the descriptor is no sealed memfd of the size that was said"
+                       : hvi_status_text(status);
     }
     if (fd >= 0)
         close(fd);
-    answer_region(session, add, status, why);
+    answer_region(session, add, status, text);
+}
+
+void engine_control_settle(struct engine_session *session, const struct hvi_region_add *add, int fd,
+                           int status, const char *text)
+{
+    char why[HVI_TEXT_MAX + 1];
+
+    snprintf(why, sizeof why, "%s", text);
+    if (status == HVI_OK) /* others may have come first */
+        status = check_region(session, add, why, sizeof why);
+    take_region(session, add, fd, status, why);
 }
 
 static void add_region(struct engine_session *session, const struct hvi_region_add *add)
@@ -148,7 +154,7 @@ static void add_region(struct engine_session *session, const struct hvi_region_a
                                            "(regions-per-session)"
                                          : hvi_status_text(status));
     }
-    engine_control_settle(session, add, fd, status, text);
+    take_region(session, add, fd, status, text);
 }
 
 static void remove_region(struct engine_session *session, const struct hvi_region_remove *remove)

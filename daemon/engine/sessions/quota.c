@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
- *   RegionAdd --is granted already------------------------------------> mapped
- *      |                                                                  ^
- *   claim --EngineRegions{all that is wanted}--> hvdd --EngineRegions{granted}
- *                                                   \-----{why not}---> LIMIT
+ *   RegionAdd --is granted already------------------------------------------> mapped
+ *      |                                                                        ^
+ *   claim --the oldest: EngineRegions{all that is held, and it}--> hvdd --{granted}
+ *                                                                    \----{why not}---> LIMIT
+ *
+ * hvdd is asked for one claim at a time, so that none is refused for the sake of another.
  *
  * What the job has stopped using goes back with the answer to hvdd's next beat. Link messages keep their order, so the
  * engine never holds more than hvdd counts: an answer to a claim that is over by now raises nothing.
@@ -27,7 +29,6 @@ struct engine_claim {
     struct engine_session *session;
     struct hvi_region_add add;
     int fd;
-    uint64_t request; /* of the EngineRegions */
 };
 
 static uint64_t used(const struct engine_sessions *sessions)
@@ -39,11 +40,10 @@ static uint64_t used(const struct engine_sessions *sessions)
 /* Saturates: region-limit bounds what is used, and nothing what is wanted. */
 static uint64_t wanted(const struct engine_sessions *sessions)
 {
-    uint64_t bytes = used(sessions);
+    const struct engine_claim *claim = sessions->quota.claims;
+    uint64_t bytes = used(sessions), more = claim ? claim->add.bytes : 0;
 
-    for (const struct engine_claim *claim = sessions->quota.claims; claim; claim = claim->next)
-        bytes = claim->add.bytes > UINT64_MAX - bytes ? UINT64_MAX : bytes + claim->add.bytes;
-    return bytes;
+    return more > UINT64_MAX - bytes ? UINT64_MAX : bytes + more;
 }
 
 bool engine_quota_has(const struct engine_sessions *sessions, uint64_t bytes)
@@ -79,6 +79,37 @@ static int arm(struct engine_sessions *sessions)
     return error < 0 ? HVI_ERR_NO_MEMORY : HVI_OK;
 }
 
+static void disarm(struct engine_sessions *sessions)
+{
+    if (sessions->quota.late)
+        sd_event_source_set_enabled(sessions->quota.late, SD_EVENT_OFF);
+}
+
+/* Answers the oldest claim. `status` HVI_OK: it is granted. */
+static void settle(struct engine_sessions *sessions, int status, const char *text)
+{
+    struct engine_claim *claim = sessions->quota.claims;
+
+    sessions->quota.claims = claim->next;
+    engine_control_settle(claim->session, &claim->add, claim->fd, status, text);
+    free(claim);
+}
+
+/* After the oldest claim has changed. */
+static void ask(struct engine_sessions *sessions)
+{
+    struct engine_quota *quota = &sessions->quota;
+
+    while (quota->claims && engine_quota_has(sessions, quota->claims->add.bytes))
+        settle(sessions, HVI_OK, "");
+    if (!quota->claims)
+        disarm(sessions);
+    else if (arm(sessions) != HVI_OK)
+        engine_quota_alone(sessions);
+    else
+        sessions->calls->regions_wanted(sessions->user, ++quota->last_request, wanted(sessions));
+}
+
 int engine_quota_ask(struct engine_session *session, const struct hvi_region_add *add, int fd)
 {
     struct engine_sessions *sessions = session->sessions;
@@ -86,8 +117,6 @@ int engine_quota_ask(struct engine_session *session, const struct hvi_region_add
 
     if (session->regions.count + claims_of(session) >= sessions->start->regions_max)
         return HVI_ERR_LIMIT;
-    if (!*link && arm(sessions) != HVI_OK)
-        return HVI_ERR_NO_MEMORY;
     struct engine_claim *claim = calloc(1, sizeof *claim);
     if (!claim)
         return HVI_ERR_NO_MEMORY;
@@ -97,80 +126,63 @@ int engine_quota_ask(struct engine_session *session, const struct hvi_region_add
     claim->session = session;
     claim->add = *add;
     claim->fd = fd;
-    claim->request = ++sessions->quota.last_request;
-    sessions->calls->regions_wanted(sessions->user, claim->request, wanted(sessions));
+    if (sessions->quota.claims == claim)
+        ask(sessions);
     return HVI_INPROGRESS;
-}
-
-/* `status` HVI_OK: it is granted. */
-static void settle(struct engine_sessions *sessions, struct engine_claim **link, int status,
-                   const char *text)
-{
-    struct engine_claim *claim = *link;
-
-    *link = claim->next;
-    if (!sessions->quota.claims)
-        sd_event_source_set_enabled(sessions->quota.late, SD_EVENT_OFF);
-    engine_control_settle(claim->session, &claim->add, claim->fd, status, text);
-    free(claim);
 }
 
 void engine_quota_told(struct engine_sessions *sessions, const struct hvi_engine_regions *told)
 {
-    struct engine_claim **first = &sessions->quota.claims;
-    const struct engine_claim *claim = *first;
-
-    while (claim && claim->request != told->request)
-        claim = claim->next;
-    if (!claim)
+    if (!sessions->quota.claims || told->request != sessions->quota.last_request)
         return;
-    if (told->text[0] == '\0')
+    bool granted = told->text[0] == '\0';
+    if (granted)
         sessions->quota.granted = told->bytes;
-    /* Answers come in order: hvdd never got the messages of the older claims, whose bytes are in this claim's sum. */
-    while (*first && (*first)->request <= told->request)
-        settle(sessions, first, told->text[0] == '\0' ? HVI_OK : HVI_ERR_LIMIT, told->text);
-    if (*first && arm(sessions) != HVI_OK)
-        engine_quota_alone(sessions);
+    settle(sessions, granted ? HVI_OK : HVI_ERR_LIMIT, told->text);
+    ask(sessions);
 }
 
 void engine_quota_alone(struct engine_sessions *sessions)
 {
     while (sessions->quota.claims)
-        settle(sessions, &sessions->quota.claims, HVI_OK, "");
+        settle(sessions, HVI_OK, "");
+    disarm(sessions);
 }
 
-static void drop(struct engine_claim **link)
+/* Drops the session's claims for `region`; NULL: all of them. */
+static bool drop(struct engine_session *session, const uint32_t *region)
 {
-    struct engine_claim *claim = *link;
+    struct engine_claim **link = &session->sessions->quota.claims;
+    const struct engine_claim *first = *link;
+    bool dropped = false;
 
-    *link = claim->next;
-    close(claim->fd);
-    free(claim);
+    while (*link) {
+        struct engine_claim *claim = *link;
+        if (claim->session != session || (region && claim->add.region != *region)) {
+            link = &claim->next;
+            continue;
+        }
+        *link = claim->next;
+        close(claim->fd);
+        free(claim);
+        dropped = true;
+    }
+    if (session->sessions->quota.claims != first)
+        ask(session->sessions);
+    return dropped;
 }
 
 bool engine_quota_remove(struct engine_session *session, const struct hvi_region_remove *remove)
 {
-    struct engine_claim **link = &session->sessions->quota.claims;
-
-    while (*link && ((*link)->session != session || (*link)->add.region != remove->region))
-        link = &(*link)->next;
-    if (!*link)
+    if (!drop(session, &remove->region))
         return false;
-    drop(link);
     engine_control_ack(session, remove->request, HVI_OK, "");
     return true;
 }
 
 void engine_quota_close_session(struct engine_session *session)
 {
-    struct engine_claim **link = &session->sessions->quota.claims;
-
-    while (*link) {
-        if ((*link)->session == session)
-            drop(link);
-        else
-            link = &(*link)->next;
-    }
+    drop(session, NULL);
 }
 
 uint64_t engine_quota_keep(struct engine_sessions *sessions)

@@ -14,7 +14,8 @@ struct engine_sessions;
 
 /* The region needs no further grant. */
 bool engine_quota_has(const struct engine_sessions *sessions, uint64_t bytes);
-/* Asks hvdd; the RegionAdd is answered when it has answered, or a second later. HVI_INPROGRESS: `fd` is the claim's.
+/* Asks hvdd, after the claims before; the RegionAdd is answered when it has answered, or a second later.
+ * HVI_INPROGRESS: `fd` is the claim's.
  * HVI_ERR_NO_MEMORY, or HVI_ERR_LIMIT: the session's regions and claims together would be too many. */
 int engine_quota_ask(struct engine_session *session, const struct hvi_region_add *add, int fd);
 /* hvdd's answer. */

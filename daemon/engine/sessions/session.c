@@ -646,11 +646,11 @@ static void close_session(struct engine_session *session, int status, bool proce
     drop_owed(session);
     engine_fence_close(session, process_over);
     engine_device_close_session(session);
-    engine_quota_close_session(session);
     engine_group_drop(sessions->order, &session->grouped);
     engine_rank_at(sessions, session->seat)->session = NULL;
     session->closing_next = sessions->closing;
     sessions->closing = session;
+    engine_quota_close_session(session); /* what it has registered counts no more */
     /* Without memory for the timer, only what uses the rank's memory decides. */
     sd_event_add_time_relative(sessions->event, &session->closing_source, CLOCK_MONOTONIC,
                                CLOSING_NS / 1000, 1000, on_late, session);

@@ -164,8 +164,8 @@ struct engine_session {
 
 /* Of what the user may register (quota.h). */
 struct engine_quota {
-    uint64_t granted; /* bytes, of both kinds of regions */
-    uint64_t last_request;
+    uint64_t granted;            /* bytes, of both kinds of regions */
+    uint64_t last_request;       /* of the oldest claim */
     struct engine_claim *claims; /* the oldest first */
     struct sd_event_source *late;
 };

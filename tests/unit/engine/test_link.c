@@ -287,17 +287,52 @@ START_TEST(a_region_that_hvdd_has_not_granted_waits_for_its_word)
     register_page(0, 1);
     uint64_t first = expect_wanted(4096);
     register_page(1, 1);
-    uint64_t second = expect_wanted(8192);
-    ck_assert_uint_eq(kept(), 8192);
-    tell_granted(second + 1, 1 << 20, "");
+    ck_assert_uint_eq(
+        kept(),
+        4096); /* and what the second one wants is asked for when the first has its answer */
+    tell_granted(first + 1, 1 << 20, "");
     tell_granted(first, 4096, "");
     ck_assert_int_eq(registered(0), HVI_OK);
-    tell_granted(second, 4096, "it is too much");
+    tell_granted(expect_wanted(8192), 4096, "it is too much");
     ck_assert_int_eq(registered(1), HVI_ERR_LIMIT);
     ck_assert_uint_eq(kept(), 4096);
     give_up(0, 1);
     register_page(1, 1);
     ck_assert_int_eq(registered(1), HVI_OK); /* within the grant */
+    hvi_region_fini(&region);
+}
+END_TEST
+
+START_TEST(a_region_that_is_too_much_takes_none_down_that_another_rank_wants)
+{
+    bench.engine->start.region_asks = true;
+    ck_assert_int_eq(hvi_region_create("hvt", 4096, &region), HVI_OK);
+    register_page(0, 1);
+    uint64_t first = expect_wanted(4096);
+    register_page(1, 1);
+    register_page(1, 2);
+    tell_granted(first, 0, "it is too much");
+    ck_assert_int_eq(registered(0), HVI_ERR_LIMIT);
+    tell_granted(expect_wanted(4096), 8192, "");
+    ck_assert_int_eq(registered(1), HVI_OK);
+    ck_assert_int_eq(registered(1), HVI_OK); /* within the grant */
+    hvi_region_fini(&region);
+}
+END_TEST
+
+START_TEST(a_region_that_is_given_up_before_its_answer_makes_the_next_one_be_asked_for)
+{
+    bench.engine->start.region_asks = true;
+    ck_assert_int_eq(hvi_region_create("hvt", 4096, &region), HVI_OK);
+    register_page(0, 1);
+    uint64_t first = expect_wanted(4096);
+    register_page(1, 1);
+    give_up(0, 1);
+    uint64_t second = expect_wanted(4096);
+    tell_granted(first, 4096, "");
+    ck_assert_uint_eq(kept(), 4096);
+    tell_granted(second, 4096, "");
+    ck_assert_int_eq(registered(1), HVI_OK);
     hvi_region_fini(&region);
 }
 END_TEST
@@ -352,6 +387,9 @@ int main(void)
     tcase_add_test(tcase, an_engine_that_is_ending_takes_nobody_over_and_says_nothing);
     tcase_add_test(tcase, an_engine_for_which_there_is_no_place_in_hvdds_queue_tries_again_at_once);
     tcase_add_test(tcase, a_region_that_hvdd_has_not_granted_waits_for_its_word);
+    tcase_add_test(tcase, a_region_that_is_too_much_takes_none_down_that_another_rank_wants);
+    tcase_add_test(tcase,
+                   a_region_that_is_given_up_before_its_answer_makes_the_next_one_be_asked_for);
     tcase_add_test(tcase, an_answer_about_a_region_that_was_given_up_grants_nothing);
     tcase_add_test(
         tcase, regions_that_hvdd_says_nothing_of_are_registered_after_a_second_or_when_it_is_gone);
