@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Peers: the regions that ranks of a job show each other so that they can do medium ops in slots
  * themselves (docs/adr/0011). A region that is large enough keeps its descriptor for that; a rank that
- * needs it asks, and is told when it goes. */
+ * needs it asks, and is told when it goes. A session that leaves much unread gets no answer, and asks
+ * again after a second (client/memory/peer.c). */
 #include "daemon/engine/sessions/peer.h"
 
 #include "base/log.h"
@@ -32,12 +33,14 @@ static int answer(const struct engine_session *asker, int32_t rank, uint32_t reg
 
 void engine_peer_show(struct engine_session *session, const struct hvi_peer_ask *ask)
 {
+    if (has_much_unread(session))
+        return;
     struct engine_sessions *sessions = session->sessions;
     const struct engine_rank *peer = engine_rank_find(sessions, ask->rank);
     const struct engine_session *owner = peer ? peer->session : NULL;
     struct engine_region *region = owner ? engine_regions_find(&owner->regions, ask->region) : NULL;
     bool there = !sessions->slots->apart && region && region->map.fd >= 0 &&
-                 session->seat.n < HVI_SLOT_RANKS && !has_much_unread(session);
+                 session->seat.n < HVI_SLOT_RANKS;
     int sent = answer(session, ask->rank, ask->region, there ? region->map.bytes : 0,
                       there ? region->map.fd : -1);
 

@@ -263,6 +263,38 @@ START_TEST(sessions_that_were_shown_a_region_hear_of_its_end_and_no_others)
 }
 END_TEST
 
+/* No answer is better than "not to be had", which would be for good. */
+START_TEST(a_session_that_leaves_much_unread_may_ask_for_a_region_again_when_it_has_read)
+{
+    struct hvi_region region = HVI_REGION_INIT;
+    struct hvi_packet_msg ask = {.kind = HVI_PACKET_PEER_ASK, .peer_ask = {1, 1}}, msg;
+    struct pollfd asker;
+    char text[HVI_TEXT_MAX + 1];
+    int answers = 0;
+
+    hvt_bench_init(&bench, 2);
+    asker = (struct pollfd){.fd = bench.peers[0].socket, .events = POLLIN};
+    ck_assert_int_eq(hvi_region_create("hvt", 8192, &region), HVI_OK);
+    ck_assert_int_eq(add(1, 1, 8192, region.fd, text), HVI_OK);
+    for (int i = 0; i < 400; i++) {
+        hvt_peer_send(&bench.peers[0], &ask, -1);
+        hvt_bench_turn(&bench);
+    }
+    for (; poll(&asker, 1, 0) == 1; answers++) {
+        ck_assert(hvt_peer_expect(&bench.peers[0], HVI_PACKET_PEER_REGION, &msg));
+        ck_assert_uint_eq(msg.peer_region.bytes, 8192);
+    }
+    ck_assert_int_gt(answers, 0);
+    ck_assert_int_lt(answers, 400);
+    hvt_peer_send(&bench.peers[0], &ask, -1);
+    hvt_bench_turn(&bench);
+    ck_assert(hvt_peer_expect(&bench.peers[0], HVI_PACKET_PEER_REGION, &msg));
+    ck_assert_uint_eq(msg.peer_region.bytes, 8192);
+    hvi_region_fini(&region);
+    hvt_bench_fini(&bench);
+}
+END_TEST
+
 START_TEST(what_processes_have_by_themselves_takes_no_room_from_what_they_ask_for)
 {
     struct hvi_region region = HVI_REGION_INIT;
@@ -694,6 +726,8 @@ int main(void)
                         4);
     tcase_add_test(tcase, regions_come_and_go_within_their_limits);
     tcase_add_test(tcase, sessions_that_were_shown_a_region_hear_of_its_end_and_no_others);
+    tcase_add_test(tcase,
+                   a_session_that_leaves_much_unread_may_ask_for_a_region_again_when_it_has_read);
     tcase_add_test(tcase, what_processes_have_by_themselves_takes_no_room_from_what_they_ask_for);
     tcase_add_test(tcase, what_is_no_sealed_memfd_of_that_size_is_refused);
     tcase_add_test(tcase, page_tables_are_filled_in_steps_after_the_answer);
