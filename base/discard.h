@@ -2,7 +2,8 @@
  * The end of connections to strangers, for hvdd and its gate. A stranger may have sent a descriptor that does not close: a socket with
  * SO_LINGER whose peer takes nothing, a file of a FUSE mount that does not answer. The process that gives up the last
  * reference waits, wherever it does that: in close(), in a receive without room for descriptors, or in the close of the
- * connection in which the message still lies. The caller has one thread and must not wait. So
+ * connection in which the message still lies. The caller has one thread and must not wait. From Linux 6.16 on the kernel
+ * refuses such messages (hvi_packet_let_fds); before, and for what was sent before hvdd could say so,
  *
  *   - a message with descriptors is looked at and left in its connection (node/attach.c, gate/admin.c);
  *   - a connection in which anything is left is inherited by a forked helper, closed here, and ends with the helper:

@@ -23,6 +23,10 @@
 
 #define KERNEL_FDS_MAX 253 /* SCM_MAX_FD */
 
+#ifndef SO_PASSRIGHTS
+#define SO_PASSRIGHTS 83 /* Linux 6.16 */
+#endif
+
 union send_control {
     struct cmsghdr align;
     char bytes[CMSG_SPACE(HVI_PACKET_FDS_MAX * sizeof(int))];
@@ -47,6 +51,8 @@ static int status_from_errno(int error)
     case ENOBUFS:
     case ENOMEM:
         return HVI_ERR_LIMIT;
+    case EPERM:
+        return HVI_ERR_REFUSED;
     default:
         return HVI_ERR_INVALID;
     }
@@ -109,6 +115,13 @@ int hvi_packet_send(int socket_fd, const void *bytes, size_t length, const int *
         if (status != HVI_OK)
             return status;
     }
+}
+
+void hvi_packet_let_fds(int socket_fd, bool in)
+{
+    const int on = in;
+
+    (void)setsockopt(socket_fd, SOL_SOCKET, SO_PASSRIGHTS, &on, sizeof on);
 }
 
 /* Takes the descriptors of one control message; those that do not fit are closed. */

@@ -22,9 +22,12 @@ struct hvi_packet {
 
 /* Sends; fds stay the caller's. Waits for room until `deadline_ns` (monotonic; 0: do not wait).
  * HVI_OK, HVI_ERR_TIMEOUT, HVI_ERR_CLOSED (the peer is gone), HVI_ERR_INVALID (too long),
- * HVI_ERR_LIMIT (EMFILE and friends). Never raises SIGPIPE. */
+ * HVI_ERR_LIMIT (EMFILE and friends), HVI_ERR_REFUSED (no descriptors are let in). Never raises SIGPIPE. */
 int hvi_packet_send(int socket_fd, const void *bytes, size_t length, const int *fds,
                     uint32_t fd_count, uint64_t deadline_ns);
+/* Whether descriptors may be sent to this socket, or to those that will be accepted from it (SO_PASSRIGHTS, Linux 6.16).
+ * Where not, the sender gets HVI_ERR_REFUSED and nothing is on its way. An older kernel lets all through. */
+void hvi_packet_let_fds(int socket_fd, bool in);
 /* Receives one message. HVI_OK, HVI_ERR_TIMEOUT, HVI_ERR_CLOSED (end of file), HVI_ERR_PROTOCOL
  * (truncated, too many descriptors), HVI_ERR_LIMIT (descriptors could not be installed: out of
  * fds). The caller owns the descriptors. */

@@ -77,6 +77,8 @@ static int send_fences(struct engine *engine, const struct engine_rank *slot)
     return engine_sessions_send(&engine->sessions, engine->link_fd, &msg, &fences->page.map.fd, 1);
 }
 
+static void retry_soon(struct engine *engine);
+
 static void listen_for(struct engine *engine, uint32_t events)
 {
     if (engine->link_source)
@@ -109,9 +111,11 @@ void engine_link_tell_fences(struct engine *engine, engine_seat seat)
     struct engine_rank *slot = engine_rank_at(&engine->sessions, seat);
     int status = send_fences(engine, slot);
 
-    slot->fences_untold = status == HVI_ERR_TIMEOUT;
+    slot->fences_untold = status == HVI_ERR_TIMEOUT || status == HVI_ERR_REFUSED;
     if (status == HVI_ERR_TIMEOUT)
         engine_link_await_room(engine);
+    else if (status == HVI_ERR_REFUSED) /* hvdd has not read the EngineHello */
+        retry_soon(engine);
     else if (status != HVI_OK && status != HVI_ERR_CLOSED)
         HVI_LOG(HVI_LOG_WARN, "link", "message-lost", hvi_status_text(status), "job=%s rank=%d",
                 engine->start.job, slot->rank);
@@ -122,9 +126,10 @@ static void tell_untold(struct engine *engine)
 {
     for (uint32_t seat = 0; seat < engine->sessions.seats; seat++) {
         struct engine_rank *slot = &engine->sessions.ranks[seat];
-        if (slot->fences_untold && send_fences(engine, slot) == HVI_ERR_TIMEOUT)
+        int status = slot->fences_untold ? send_fences(engine, slot) : HVI_OK;
+        if (status == HVI_ERR_TIMEOUT)
             return;
-        slot->fences_untold = false;
+        slot->fences_untold = status == HVI_ERR_REFUSED;
         if (!slot->untold)
             continue;
         if (send_state(engine, slot) == HVI_ERR_TIMEOUT)
@@ -144,6 +149,14 @@ static void forget_untold(struct engine *engine)
     for (uint16_t seat = 0; seat < engine->sessions.seats; seat++) {
         engine->sessions.ranks[seat].untold = false;
         engine_link_tell_fences(engine, (engine_seat){seat});
+    }
+}
+
+static void tell_fences_again(struct engine *engine)
+{
+    for (uint16_t seat = 0; seat < engine->sessions.seats; seat++) {
+        if (engine->sessions.ranks[seat].fences_untold)
+            engine_link_tell_fences(engine, (engine_seat){seat});
     }
 }
 
@@ -279,6 +292,11 @@ static void retry_later(struct engine *engine)
 static uint64_t turn_ns(void)
 {
     return QUEUE_NS + (uint64_t)(getpid() % QUEUE_TURNS) * HVI_NS_MS;
+}
+
+static void retry_soon(struct engine *engine)
+{
+    retry_after(engine, turn_ns());
 }
 
 static void hang_up(struct engine *engine)
@@ -423,11 +441,16 @@ static int on_retry(sd_event_source *source, uint64_t usec, void *user)
     bool full;
 
     (void)source, (void)usec;
+    if (engine->link_fd >= 0)
+        tell_fences_again(engine);
     if (engine->link_fd >= 0 || engine->sessions.stopping)
         return 0;
     engine->link_fd = connect_hvdd(engine, &full);
     if (engine->link_fd < 0) {
-        retry_after(engine, full ? turn_ns() : RETRY_NS);
+        if (full)
+            retry_soon(engine);
+        else
+            retry_later(engine);
         return 0;
     }
     if (say_hello(engine) != HVI_OK || engine_link_open(engine) != HVI_OK) {

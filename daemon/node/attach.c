@@ -345,6 +345,7 @@ static void handle_hello(struct node_pending *pending, const struct hvi_engine_h
         return;
     }
     pending->io = sd_event_source_disable_unref(pending->io); /* a descriptor can be watched once */
+    hvi_packet_let_fds(pending->fd, true);                    /* EngineFences */
     if (node_link_hello(pending->node, &pending->peer, hello, pending->fd, pending->pidfd) ==
         HVI_OK)
         pending->fd = pending->pidfd = -1;
@@ -367,10 +368,10 @@ static void handle_return(struct node_pending *pending, const struct hvi_gpu_ret
 
 /* ---- timelines: hvdctl hands over a file that it has opened ----
  *
- * Admin messages travel over a byte stream (ZMTP), whose clients pass no descriptors; this socket does. */
+ * Admin messages travel over a byte stream (ZMTP), whose clients pass no descriptors; this socket does, once hvdd has looked
+ * at the request without the file. */
 
-/* The verdict, and the end of the connection. */
-static void timeline_answer(struct node_pending *pending, int status, const char *text)
+static void send_ack(const struct node_pending *pending, int status, const char *text)
 {
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_ACK};
     size_t length;
@@ -380,6 +381,12 @@ static void timeline_answer(struct node_pending *pending, int status, const char
     if (hvi_packet_msg_encode(&msg, pending->node->encoded, sizeof(pending->node->encoded),
                               &length) == HVI_OK)
         hvi_packet_send(pending->fd, pending->node->encoded, length, NULL, 0, 0);
+}
+
+/* The verdict, and the end of the connection. */
+static void timeline_answer(struct node_pending *pending, int status, const char *text)
+{
+    send_ack(pending, status, text);
     pending_free(pending);
 }
 
@@ -393,8 +400,8 @@ static int timeline_check(const struct node_pending *pending,
                  request->protocol_version, HVD_VERSION_TEXT, HVI_PROTOCOL_VERSION);
         return HVI_ERR_VERSION;
     }
-    if (request->start != pending->has_file) {
-        snprintf(text_p, size, "a TimelineRequest with the wrong descriptors");
+    if (!request->start && pending->has_file) {
+        snprintf(text_p, size, "a TimelineRequest with a descriptor that nobody asked for");
         return HVI_ERR_PROTOCOL;
     }
     return node_decide_job(pending->node, pending->peer.uid,
@@ -438,6 +445,15 @@ static int timeline_pass_on(struct node_pending *pending, struct node_engine *en
               : 1);
 }
 
+/* The request comes again, with its file. */
+static void timeline_want_file(struct node_pending *pending)
+{
+    free(pending->bytes);
+    pending->bytes = NULL;
+    hvi_packet_let_fds(pending->fd, true);
+    send_ack(pending, HVI_INPROGRESS, "");
+}
+
 static void handle_timeline(struct node_pending *pending,
                             const struct hvi_timeline_request *request)
 {
@@ -447,6 +463,10 @@ static void handle_timeline(struct node_pending *pending,
     char text[HVI_TEXT_MAX + 1];
     int status = timeline_check(pending, request, &job, text, sizeof(text));
 
+    if (status == HVI_OK && request->start && !pending->has_file) {
+        timeline_want_file(pending);
+        return;
+    }
     if (status == HVI_OK) {
         struct node_engine *engine = node_job_newest(job)->engine;
         pending->timeline = msg.engine_timeline.request = node->next_query++;

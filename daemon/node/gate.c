@@ -583,6 +583,7 @@ int node_gate_open(struct node *node)
     node->admin_fd = admin_socket(node);
     if (node->admin_fd < 0)
         return HVI_ERR_DAEMON;
+    hvi_packet_let_fds(node->admin_fd, false); /* ZeroMQ sends none */
     start_gate(node);
     return HVI_OK;
 }

@@ -3,6 +3,8 @@
  * As long as engines of a killed hvdd may say hello, the queue is long: each needs a place in it. Not that of a socket
  * unit, whose credentials clients see: who listens anew puts his own there.
  *
+ * Nobody sends a descriptor to a connection before hvdd has let them in: where the kernel cannot refuse them, base/discard.h.
+ *
  * A listening socket that cannot be accepted from (out of descriptors) stays readable, so the event loop would spin:
  * accepting pauses for 100 ms then, and the log gets one line a second. */
 #include "daemon/node/node.h"
@@ -194,6 +196,7 @@ int node_listen_open(struct node *node)
         if (node->attach_fd < 0)
             return HVI_ERR_DAEMON;
     }
+    hvi_packet_let_fds(node->attach_fd, false);
     if (node->rundir.left)
         await_hellos(node);
     return node_acceptor_open(&node->attach_acceptor, node, node->attach_fd, node_attach_accept);

@@ -47,6 +47,14 @@ def _succeeds(*command: str) -> bool:
         return False
 
 
+def _is_openable(path: str) -> bool:
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
+
+
 def _may_be_kept_out() -> bool:
     """Whether the kernel may refuse process_vm_readv: a filter of system calls, or Yama."""
     status = pathlib.Path("/proc/self/status").read_text(encoding="ascii")
@@ -122,6 +130,7 @@ CONDITIONS: dict[str, Callable[[], bool]] = {
     "no-memory-cgroup": lambda: not _may_limit_memory(),
     "no-ipv6": _has_no_ipv6,
     "no-mount": lambda: not _succeeds("unshare", "--mount", "true"),
+    "no-fuse": lambda: not _is_openable("/dev/fuse") or not _succeeds("unshare", "--mount", "true"),
     "no-user-namespaces": lambda: not _succeeds("unshare", "--user", "true"),
     "no-containers": lambda: not _succeeds("unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--ipc",
                                            "mount", "-t", "tmpfs", "none", "/tmp"),

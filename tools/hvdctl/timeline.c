@@ -76,6 +76,20 @@ static int exchange(int socket_fd, const struct hvi_packet_msg *msg, int fd, uin
     return status == HVI_OK ? receive(socket_fd, deadline_ns, status_p, text_p, size) : status;
 }
 
+/* A file goes along when hvdd has looked at the request without it and asks for it. */
+static int request(int socket_fd, const struct hvi_packet_msg *msg, int fd, uint64_t deadline_ns,
+                   int *status_p, char *text_p, size_t size)
+{
+    int status = exchange(socket_fd, msg, -1, deadline_ns, status_p, text_p, size);
+    if (status != HVI_OK || fd < 0)
+        return status;
+    if (*status_p == HVI_OK)
+        return HVI_ERR_PROTOCOL;
+    if (*status_p == HVI_INPROGRESS)
+        status = exchange(socket_fd, msg, fd, deadline_ns, status_p, text_p, size);
+    return status;
+}
+
 static const char *explain(int error)
 {
     switch (error) {
@@ -104,7 +118,7 @@ static int ask_hvdd(const struct ctl *ctl, const struct hvi_packet_msg *msg, int
                      explain(errno));
         return CTL_NO_DAEMON;
     }
-    const int status = exchange(socket_fd, msg, fd, deadline_ns, &verdict, text, sizeof text);
+    const int status = request(socket_fd, msg, fd, deadline_ns, &verdict, text, sizeof text);
     close(socket_fd);
     if (status != HVI_OK) {
         ctl_complain(ctl, status, "the hvdd in %s did not answer: %s", place.dir,

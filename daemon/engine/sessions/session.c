@@ -528,6 +528,7 @@ void engine_session_adopt(struct engine_sessions *sessions, const struct hvi_eng
     if (status == HVI_OK)
         status = check_attach(sessions, &msg.attach_request, text, sizeof text);
     if (status == HVI_OK) {
+        hvi_packet_let_fds(socket_fd, true); /* regions, and what else a trainer hands over */
         taken = adopt_rank(sessions, adopt, &msg.attach_request, socket_fd, pid_fd);
     } else {
         HVI_LOG(HVI_LOG_WARN, "session", "attach-refused", text, "job=%s pid=%d status=%s",

@@ -109,6 +109,20 @@ START_TEST(every_refusal_is_a_reply_with_a_sentence_and_then_an_end_of_file)
 }
 END_TEST
 
+/* By hvdd where the kernel does not do that. */
+static void assert_fds_refused(const void *bytes, size_t length, uint32_t count, const char *text)
+{
+    int fd = rig_connect(&rig);
+    int status = hvi_packet_send(fd, bytes, length, (int[]){fd, fd}, count, 0);
+
+    if (status == HVI_ERR_REFUSED) {
+        close(fd);
+        return;
+    }
+    ck_assert_int_eq(status, HVI_OK);
+    assert_refused(fd, HVI_ERR_PROTOCOL, text);
+}
+
 START_TEST(garbage_gets_a_protocol_error_and_hurts_nobody)
 {
     static unsigned char bytes[HVI_PACKET_BYTES_MAX + 64];
@@ -129,18 +143,12 @@ START_TEST(garbage_gets_a_protocol_error_and_hurts_nobody)
     fd = rig_connect(&rig);
     rig_send(fd, &msg);
     assert_refused(fd, HVI_ERR_PROTOCOL, "must be an AttachRequest");
-    fd = rig_connect(&rig);
-    ck_assert_int_eq(hvi_packet_send(fd, "x", 1, (int[]){fd, fd}, 2, 0), HVI_OK);
-    assert_refused(fd, HVI_ERR_PROTOCOL, "no valid AttachRequest");
-    fd = rig_connect(&rig);
-    ck_assert_int_eq(hvi_packet_send(fd, "x", 1, &fd, 1, 0), HVI_OK);
-    assert_refused(fd, HVI_ERR_PROTOCOL, "no valid AttachRequest");
+    assert_fds_refused("x", 1, 2, "no valid AttachRequest");
+    assert_fds_refused("x", 1, 1, "no valid AttachRequest");
     msg = (struct hvi_packet_msg){.kind = HVI_PACKET_ATTACH_REQUEST,
                                   .attach_request = *rig_request("a", 1, 2)};
     ck_assert_int_eq(hvi_packet_msg_encode(&msg, bytes, sizeof(bytes), &length), HVI_OK);
-    fd = rig_connect(&rig);
-    ck_assert_int_eq(hvi_packet_send(fd, bytes, length, &fd, 1, 0), HVI_OK);
-    assert_refused(fd, HVI_ERR_PROTOCOL, "has a descriptor");
+    assert_fds_refused(bytes, length, 1, "has a descriptor");
     close(rig_connect(&rig));
     close(rig_join(&rig, "a", 1, 2));
     close(holder);

@@ -20,6 +20,7 @@ struct scene {
     const struct hvi_packet_msg *answer;
     size_t cut; /* so many bytes are missing at its end */
     bool silent;
+    bool unasked; /* it wants no file */
 };
 
 /* The request into `asked`; into its file a word. */
@@ -39,19 +40,29 @@ static void take_request(int fd)
     hvi_packet_msg_free(&msg);
 }
 
-static void *play(void *context)
+static void tell(int fd, const struct hvi_packet_msg *answer, size_t cut)
 {
-    const struct scene *scene = context;
     unsigned char bytes[4096];
     size_t length = 0;
+    ck_assert_int_eq(hvi_packet_msg_encode(answer, bytes, sizeof bytes, &length), HVI_OK);
+    ck_assert_int_eq(hvi_packet_send(fd, bytes, length - cut, NULL, 0, 0), HVI_OK);
+}
+
+static void *play(void *context)
+{
+    const struct hvi_packet_msg go_on = {.kind = HVI_PACKET_ACK, .ack = {.status = HVI_INPROGRESS}};
+    const struct scene *scene = context;
+    unsigned char bytes[16];
     const int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
     ck_assert_int_ge(fd, 0);
     take_request(fd);
-    if (scene->answer != NULL) {
-        ck_assert_int_eq(hvi_packet_msg_encode(scene->answer, bytes, sizeof bytes, &length),
-                         HVI_OK);
-        ck_assert_int_eq(hvi_packet_send(fd, bytes, length - scene->cut, NULL, 0, 0), HVI_OK);
+    ck_assert(!has_file);
+    if (asked.start && !scene->unasked) {
+        tell(fd, &go_on, 0);
+        take_request(fd);
     }
+    if (scene->answer != NULL)
+        tell(fd, scene->answer, scene->cut);
     if (scene->silent)
         (void)!read(fd, bytes, sizeof bytes); /* until hvdctl has gone */
     close(fd);
@@ -164,6 +175,20 @@ START_TEST(an_answer_that_is_none_or_is_cut_off_is_an_error)
 }
 END_TEST
 
+START_TEST(a_hvdd_that_wants_no_file_writes_no_timeline)
+{
+    struct hvi_packet_msg answer = ack(HVI_OK, "");
+    run_scene((struct scene){.answer = &answer, .unasked = true},
+              "timeline digits start @/t.json --json");
+    hvt_expect_end(1, "did not answer: ");
+    hvt_expect_error(HVI_ERR_PROTOCOL);
+    answer = ack(HVI_ERR_REFUSED, "job 'digits' belongs to another user");
+    run_scene((struct scene){.answer = &answer, .unasked = true}, "timeline digits start @/t.json");
+    hvt_expect_end(1, "hvdctl: job 'digits' belongs to another user\n");
+    ck_assert(!has_file);
+}
+END_TEST
+
 START_TEST(a_hvdd_that_is_silent_or_goes_is_no_daemon)
 {
     run_scene((struct scene){.silent = true}, "timeline digits stop --timeout 0.02 --json");
@@ -228,6 +253,7 @@ int main(void)
     tcase_add_test(tests, a_refusal_is_told_in_hvdds_words_or_in_the_words_of_its_status);
     tcase_add_test(tests, a_hvdd_that_takes_no_more_connections_answers_as_to_an_attach);
     tcase_add_test(tests, an_answer_that_is_none_or_is_cut_off_is_an_error);
+    tcase_add_test(tests, a_hvdd_that_wants_no_file_writes_no_timeline);
     tcase_add_test(tests, a_hvdd_that_is_silent_or_goes_is_no_daemon);
     tcase_add_test(tests, without_a_hvdd_the_directory_is_named);
     tcase_add_loop_test(tests, wrong_words_and_files_are_told, 0, sizeof wrong / sizeof wrong[0]);
