@@ -178,6 +178,27 @@ START_TEST(last_words_of_a_peer_that_has_not_read_ours_are_read)
 }
 END_TEST
 
+START_TEST(descriptors_come_only_where_they_are_let_in)
+{
+    const int passrights = 83, off = 0;
+    bool refuses = setsockopt(pair[1], SOL_SOCKET, passrights, &off, sizeof off) == 0;
+    int fd = open("/dev/null", O_RDONLY | O_CLOEXEC), all = refuses ? HVI_ERR_REFUSED : HVI_OK;
+
+    hvi_packet_let_fds(pair[1], false);
+    ck_assert_int_eq(hvi_packet_send(pair[0], payload, 1, &fd, 1, soon()), all);
+    ck_assert_int_eq(hvi_packet_send(pair[0], payload, 2, NULL, 0, soon()), HVI_OK);
+    hvi_packet_let_fds(pair[1], true);
+    ck_assert_int_eq(hvi_packet_send(pair[0], payload, 3, &fd, 1, soon()), HVI_OK);
+    for (size_t length = refuses ? 2 : 1; length <= 3; length++) {
+        ck_assert_int_eq(hvi_packet_receive(pair[1], &packet, soon()), HVI_OK);
+        ck_assert_uint_eq(packet.length, length);
+        ck_assert_uint_eq(packet.fd_count, length != 2);
+        hvi_packet_close_fds(&packet);
+    }
+    close(fd);
+}
+END_TEST
+
 START_TEST(not_a_socket)
 {
     int fd = open("/dev/null", O_RDWR | O_CLOEXEC);
@@ -406,6 +427,7 @@ static void add_plain(TCase *tcase)
     tcase_add_test(tcase, last_words_are_read);
     tcase_add_test(tcase, last_words_of_a_peer_that_has_not_read_ours_are_read);
     tcase_add_test(tcase, a_look_leaves_the_message_and_its_descriptors);
+    tcase_add_test(tcase, descriptors_come_only_where_they_are_let_in);
     tcase_add_test(tcase, not_a_socket);
     tcase_add_test(tcase, receive_has_a_deadline);
     tcase_add_test(tcase, full_socket_times_out);
