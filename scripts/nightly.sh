@@ -17,6 +17,7 @@
 # debian13    demo and tests in a bare Debian 13
 # booted      hvdd's units under a systemd that has booted; two machines in a mesh, upgraded from an older commit
 # containers  examples/container built and run without Docker, with hvdd outside and inside
+# service     tests/fault with hvdd as a user of its own and the trainers as another, whose engines are hvdd's user, and then theirs
 # fuzz        every fuzzer for ten minutes: an hour at the lowest priority, beside the other steps
 # soak        half an hour of kills, kills on several nodes, thousands of lies, ten thousand simulated ranks; beside them half an hour of random programs with a seed from the clock
 #
@@ -24,7 +25,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-all=(o3 arm tensorflow slow huge launchers gpus ucx coverage debian13 booted containers fuzz soak)
+all=(o3 arm tensorflow slow huge launchers gpus ucx coverage debian13 booted containers service fuzz soak)
 folder=$PWD/build-nightly
 budget_s=6000
 rows=()
@@ -63,6 +64,19 @@ step_coverage() { scripts/coverage.sh; }
 step_debian13() { scripts/debian13.sh; }
 step_booted() { scripts/booted.sh; }
 step_containers() { scripts/containers.sh; }
+step_service() {
+    local name status=0 files=()
+    # The others have hvdds for several users in any case, or nodes, GPUs or namespaces.
+    for name in daemon_killed engine_killed express foreign garbage gate large liar lifecycle many_kills memory_cgroup pages \
+        random_kills resources silent_memory stall trainer_killed; do
+        files+=("tests/fault/test_$name.py")
+    done
+    build_release
+    for name in hvdd users; do
+        HVT_SERVICE=$name HVD_BUILD_DIR=$PWD/build-release tests/harness/run-pytest -q -rs "${files[@]}" || status=$?
+    done
+    return "$status"
+}
 step_fuzz() { nice -n 19 scripts/fuzz.sh 600; }
 step_soak() {
     local status=0 property

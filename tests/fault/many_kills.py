@@ -72,7 +72,8 @@ def kill_and_watch(daemon: Daemon, seed: int, first: int, count: int, lanes: int
 
 def run(kills: int, seed: int, lanes: int) -> None:
     """The whole of it."""
-    with Daemon(preload=None if sanitized() else "libhvt-heap.so", options={"log-level": "warning", "engine-silence": "60s"}) as daemon:
+    options = {"log-level": "warning", "engine-silence": "60s", "start-rate-per-user": 1000}  # in a service all jobs are one user's
+    with Daemon(preload=None if sanitized() else "libhvt-heap.so", options=options) as daemon:
         daemon.allow(*TOLERATED, "no-start")  # hvdd was killed before it had told an engine its job
         steady = Job(daemon, 2, name="steady")
         for rank in steady.ranks:

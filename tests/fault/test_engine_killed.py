@@ -262,7 +262,8 @@ def stop_reading(daemon) -> None:
     with stopped(engine), contextlib.ExitStack() as stack:
         began_ns = time.monotonic_ns()
         for number in range(1, 10):
-            raw = stack.enter_context(wire.Raw(daemon.attach_path))
+            with daemon.as_trainer():
+                raw = stack.enter_context(wire.Raw(daemon.attach_path))
             raw.send(wire.attach_request("stuck", number, 10, settings=settings))
         outcome = rank.collect_outcome()
         assert outcome.status == Status.ERR_ENGINE_LOST, outcome

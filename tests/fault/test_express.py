@@ -58,9 +58,9 @@ def job_with_victim(daemon, size: int, victim: int, step: str, number: int) -> J
 def has_happened(job: Job, victim: int) -> bool:
     """The victim is dead or stopped, and has not answered."""
     pid = job.ranks[victim].pid
-    wait_until(lambda: job.ranks[victim].has_reply() or procs.state(pid) in ("T", "Z"),
+    wait_until(lambda: job.ranks[victim].has_reply() or procs.state(pid) in ("T", "Z", "X"),
                "the victim to answer, to stop or to die")
-    return procs.state(pid) in ("T", "Z")
+    return procs.state(pid) in ("T", "Z", "X")
 
 
 def run_until_it_happens(job: Job, victim: int, last: bool, name: str | None) -> tuple[int, dict[int, int], int]:
@@ -72,7 +72,7 @@ def run_until_it_happens(job: Job, victim: int, last: bool, name: str | None) ->
         ops = {}
         if not last:
             post(job, victim, name, number)
-            wait_until(lambda: job.ranks[victim].has_reply() or procs.state(job.ranks[victim].pid) in ("T", "Z"),
+            wait_until(lambda: job.ranks[victim].has_reply() or procs.state(job.ranks[victim].pid) in ("T", "Z", "X"),
                        "the victim to come first")
         began_ns = time.monotonic_ns()
         for rank in others:

@@ -114,7 +114,8 @@ def test_a_flood_of_connections_is_limited_and_ends_with_it():
         job = Job(daemon, 2)
         wait_until(lambda: daemon.jobs()[0]["state"] == "running", "hvdd to know that both are attached")
         with contextlib.ExitStack() as stack:
-            crowd = [stack.enter_context(wire.Raw(daemon.attach_path)) for _ in range(100)]
+            with daemon.as_trainer():
+                crowd = [stack.enter_context(wire.Raw(daemon.attach_path)) for _ in range(100)]
             job.check_usable()
             refused = 0
             for raw in crowd[16:]:
@@ -173,12 +174,16 @@ def test_an_admin_flood_that_reads_no_answers_does_not_stop_attaches(daemon):
 
 @contextlib.contextmanager
 def fake_engine(daemon: Daemon, job: str, generation: int, after: bytes = b""):
-    """A process of our own that says EngineHello, `after`, and then listens until it is closed or killed."""
+    """A process of hvdd's user that says EngineHello, `after`, and then listens until it is closed or killed."""
+    owner = os.geteuid() if daemon.trainers is None else daemon.trainers
     pid = os.fork()
     if pid == 0:
         with contextlib.suppress(OSError):
-            hello = wire.message((1, wire.PROTOCOL_VERSION), (2, job), (3, generation), (4, 2), (5, os.geteuid()),
-                                 (6, os.getpid()))
+            if daemon.user:
+                os.setgroups([])
+                os.setgid(daemon.user["group"])
+                os.setuid(daemon.user["user"])
+            hello = wire.message((1, wire.PROTOCOL_VERSION), (2, job), (3, generation), (4, 2), (5, owner), (6, os.getpid()))
             raw = wire.Raw(daemon.attach_path)
             raw.send(wire.field(wire.ENGINE_HELLO, hello))
             if after:
@@ -225,6 +230,7 @@ ENGINES = {"ends at once": "#!/bin/sh\nexit 1\n", "kills itself": "#!/bin/sh\nki
 @pytest.mark.parametrize("kind", ENGINES)
 def test_an_engine_that_does_not_work_is_a_clear_error_at_the_client(kind):
     with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
         path = os.path.join(folder, "hvdd-engine")
         with open(path, "w", encoding="utf-8") as file:
             file.write("#!/bin/sh\nexec sleep 30\n" if ENGINES[kind] is None else ENGINES[kind])

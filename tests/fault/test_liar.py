@@ -36,9 +36,9 @@ def honest(shared_daemon):
 
 
 def tell(daemon: Daemon, job: str, lie: str, *more: str) -> dict:
-    done = subprocess.run([program("hvt-liar"), f"--address={daemon.address}", f"--job={job}", f"--lie={lie}",
-                           f"--wait-ms={int(scaled(5) * 1000)}", *more], env=daemon.environment, capture_output=True,
-                          text=True, timeout=scaled(60), check=False)
+    path, user = daemon.trainer("hvt-liar")
+    done = subprocess.run([path, f"--address={daemon.address}", f"--job={job}", f"--lie={lie}", f"--wait-ms={int(scaled(5) * 1000)}",
+                           *more], capture_output=True, text=True, timeout=scaled(60), check=False, **user)
     assert done.returncode in (0, 1), done.stderr
     assert not done.stderr, done.stderr
     return json.loads(done.stdout) | {"code": done.returncode}

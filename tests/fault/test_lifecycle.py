@@ -15,7 +15,7 @@ from hvt.job import Job
 
 def run_second(daemon: Daemon, *more: str) -> subprocess.CompletedProcess:
     return subprocess.run([*daemon.command(), *more], env=daemon.environment, capture_output=True, text=True,
-                          timeout=scaled(20), check=False)
+                          timeout=scaled(20), check=False, cwd="/", **daemon.command_user())
 
 
 def test_a_second_daemon_in_the_same_directory_is_refused_naming_the_first(daemon):

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from hvt import Daemon, Status, check_prompt, procs, program, scaled, wait_until
+from hvt import Daemon, Status, check_prompt, procs, scaled, wait_until
 from hvt.job import Job
 
 DEADLINE_NS = 100_000_000
@@ -191,9 +191,10 @@ def test_a_rank_that_breaks_the_protocol_costs_the_others_neither_time_nor_ops(t
         opened = {rank.outcome(op).process_set for rank, op in zip(job.ranks, opening)}
         ops = [op for number in range(8) for op in submit(job, f"w{number}", process_set=min(opened))]
         wait_for_silence(job, threads)
-        done = subprocess.run([program("hvt-liar"), f"--address={daemon.address}", f"--job={job.name}", "--lie=seq_gap",
-                               "--rank=2", "--size=3", f"--wait-ms={int(scaled(5) * 1000)}"], env=daemon.environment,
-                              capture_output=True, text=True, timeout=scaled(60), check=True)
+        path, more = daemon.trainer("hvt-liar")
+        done = subprocess.run([path, f"--address={daemon.address}", f"--job={job.name}", "--lie=seq_gap", "--rank=2", "--size=3",
+                               f"--wait-ms={int(scaled(5) * 1000)}"], capture_output=True, text=True, timeout=scaled(60), check=True,
+                              **more)
         ended_ns = time.monotonic_ns()
         check_prompt("the liar was told", ended_ns - json.loads(done.stdout)["lied_ns"], DEADLINE_NS)
         assert stalls(job)

@@ -110,6 +110,8 @@ def _has_no_ipv6() -> bool:
 CONDITIONS: dict[str, Callable[[], bool]] = {
     "no-soak": lambda: "--soak" not in sys.argv,
     "no-huge": lambda: os.environ.get("HVT_HUGE") != "1",
+    "service": lambda: bool(os.environ.get("HVT_SERVICE")),
+    "service-hvdd": lambda: os.environ.get("HVT_SERVICE") == "hvdd",
     "asan": lambda: "address" in _cached("HVD_SANITIZE"),
     "tsan": lambda: "thread" in _cached("HVD_SANITIZE"),
     "arm": lambda: bool(_cached("HVD_ARM_ROOT")),
@@ -176,11 +178,12 @@ def matches(test: str, pattern: str) -> bool:
     return fnmatch.fnmatchcase(test, pattern.replace("[", "[[]"))
 
 
-def allowed(test: str) -> str:
-    """Why a test may be skipped here, "" if it may not. An entry without parameters stands for all of them."""
+def allowed(test: str, conditions: str = "") -> str:
+    """Why a test may be skipped here, "" if it may not. An entry without parameters stands for all of them. `conditions`: how those
+    begin that count."""
     names = (test, test.partition("[")[0])
     return next((f"{entry.condition}: {entry.why}" for entry in _entries() for name in names
-                 if matches(name, entry.test) and CONDITIONS[entry.condition]()), "")
+                 if entry.condition.startswith(conditions) and matches(name, entry.test) and CONDITIONS[entry.condition]()), "")
 
 
 def name_of(path: str | os.PathLike, function: str = "") -> str:

@@ -78,6 +78,15 @@ def program_for_strangers(name: str, environment: Mapping[str, str]) -> tuple[st
     return str(folder / name), dict(environment, LD_LIBRARY_PATH=str(folder))
 
 
+def library_for_strangers(name: str) -> str:
+    """Path of a library of the build that processes of other users load: a copy, for the same reason."""
+    path = _for_strangers() / name
+    if not path.exists():
+        shutil.copy(BUILD / "lib" / name, path)
+        path.chmod(0o755)
+    return str(path)
+
+
 _FOLDERS = {"hvdd-engine": "libexec/hvdd", "hvdd-gate": "libexec/hvdd", "hvdd-gpu": "libexec/hvdd"}
 
 

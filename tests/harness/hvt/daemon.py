@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hvt import procs
-from hvt.build import BUILD, program, program_for_strangers, scaled
+from hvt.build import BUILD, library_for_strangers, program, program_for_strangers, scaled
 from hvt.ctl import Ctl
 from hvt.environment import clean_environment
 from hvt.log import Line, parse_line
@@ -26,6 +26,10 @@ from hvt.wait import Expired, wait_until
 from hvt.wire import Raw
 
 SERVICE = 64738  # nobody's user id
+TRAINERS = 64740  # nor this
+# HVT_SERVICE: of a Daemon of which a test says no more, hvdd is a service of the user SERVICE, and ranks are TRAINERS. "hvdd": its engines
+# are SERVICE, too, as under the units. "users": they become TRAINERS, as with their drop-ins.
+_SERVICE_RIGHTS: dict[str, Sequence[str]] = {"hvdd": (), "users": ("setuid", "setgid", "kill")}
 # LeakSanitizer, at the end of a process that is killed meanwhile.
 _LEAK_SEARCH = re.compile(r"==\d+==Unable to get registers from thread \d+\.")
 # The last three: of a process that TSan instruments and that was killed, and what hvt_step.c and hvt_heap.c write.
@@ -79,22 +83,29 @@ class Daemon:
         `user`: as_service(), where hvdd serves several users; `rights`: capabilities that it has then; `preload`: a library of the build that every process gets;
         `node`: where all of it runs."""
         self.node = node
+        self.trainers: int | None = None  # whom ranks belong to of which a test does not say it; None: the user of the test
+        kind = os.environ.get("HVT_SERVICE", "")
+        if kind and user is None and node is None:
+            self.trainers, user, folder_mode, rights = TRAINERS, as_service(), 0o777, _SERVICE_RIGHTS[kind]
+            options = {"private": "no"} | (options or {})
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="hvt-", dir=node.folder if node else None))
         self.folder.chmod(folder_mode)
         self.user = user or {}
         self.address = self.folder / "run"
         self.token = secrets.token_hex(8)
         self.environment = dict(node.environment() if node else clean_environment(), HVD_TEST_TOKEN=self.token, TMPDIR=str(self.folder))
-        if preload:
-            self.environment["LD_PRELOAD"] = str(BUILD / "lib" / preload)
         self.config_path = self.folder / "hvdd.conf"
         self.config_path.write_text(f"stall-warn = {scaled(60):.0f}s\n", encoding="utf-8")
         self.options = {"config": self.config_path, "log-level": "info", "private": "yes"} | (options or {})
         self._program = program("hvdd")
         if self.user:
             os.chown(self.folder, self.user["user"], self.user["group"])
-            self._program, self.options["engine"], self.environment = service_programs(self.environment)
+            self._program, engine, self.environment = service_programs(self.environment)
+            if self.options.setdefault("engine", engine) != engine:  # beside which the gate lies otherwise
+                self.options.setdefault("gate", pathlib.Path(engine).with_name("hvdd-gate"))
             self.environment["HVD_SERVICE_UID"] = str(self.user["user"])  # else trainers of others say nothing to it
+        if preload:
+            self.environment["LD_PRELOAD"] = library_for_strangers(preload) if self.user else str(BUILD / "lib" / preload)
         self.log_path = self.folder / "log"
         self.ctl = Ctl(self.address, self.environment, node)
         self.process: subprocess.Popen[bytes] | None = None
@@ -135,6 +146,10 @@ class Daemon:
         first = with_rights(self._rights) if self._rights else self._prefix
         return [*first, self._program, f"--runtime-dir={self.address}", *options]
 
+    def command_user(self) -> dict[str, Any]:
+        """As whom subprocess is to start it."""
+        return {} if self._rights else self.user
+
     def start(self) -> None:
         """Starts hvdd and waits for its READY."""
         ready = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -148,7 +163,7 @@ class Daemon:
             popen = self.node.popen if self.node else subprocess.Popen
             self.process = popen(self.command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                                  env=dict(self.environment, NOTIFY_SOCKET=str(notify)),
-                                 preexec_fn=self._preexec, cwd="/", **({} if self._rights else self.user))
+                                 preexec_fn=self._preexec, cwd="/", **self.command_user())
         try:
             self._await_ready(ready)
         finally:
@@ -215,9 +230,22 @@ class Daemon:
     def rank(self, *, environment: dict[str, str] | None = None, user: int | None = None, **more: Any) -> Rank:
         """A new rank process that knows this daemon's address and is ended with the daemon."""
         settings = dict(self.environment, HVD_ADDRESS=str(self.address), **(environment or {}))
-        rank = Rank(settings, user=user, node=self.node, **more)
+        usual = user is None and self.trainers is not None
+        # How a process has ended, the kernel tells the engine of another user no sooner than its parent has asked.
+        rank = Rank(settings, user=self.trainers if usual else user, node=self.node, reaped=usual and not self._rights, **more)
         self.ranks.append(rank)
         return rank
+
+    def trainer(self, name: str) -> tuple[str, dict[str, Any]]:
+        """A program's path, and how subprocess starts it as the user that ranks are."""
+        if self.trainers is None:
+            return program(name), {"env": self.environment}
+        path, environment = program_for_strangers(name, self.environment)
+        return path, {"env": environment, "user": self.trainers, "group": self.trainers, "extra_groups": [], "cwd": "/"}
+
+    def as_trainer(self) -> contextlib.AbstractContextManager[None]:
+        """What this process connects to meanwhile takes it for the user that ranks are."""
+        return contextlib.nullcontext() if self.trainers is None else being(self.trainers)
 
     def engines(self) -> list[int]:
         """Pids of the living engines of this daemon, also of one before it."""

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterator
 
+import ledger
 import pytest
 
 from hvt.daemon import Daemon
@@ -21,11 +22,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skips soak tests unless they are asked for."""
-    if config.getoption("--soak"):
-        return
+    """Skips soak tests unless they are asked for, and what tests/skips.txt leaves out of a run with HVT_SERVICE."""
     for item in items:
-        if item.get_closest_marker("soak"):
+        why = ledger.allowed(ledger.name_of(item.path, item.name), "service")
+        if why:
+            item.add_marker(pytest.mark.skip(reason=why))
+        if item.get_closest_marker("soak") and not config.getoption("--soak"):
             item.add_marker(pytest.mark.skip(reason="takes minutes; run with --soak"))
 
 

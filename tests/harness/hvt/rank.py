@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import termios
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -69,7 +70,8 @@ class Rank:
     """The process; `Daemon.rank` starts it. Session 0 is meant where none is given."""
 
     def __init__(self, environment: dict[str, str], user: int | None = None, prefix: Sequence[str] = (),
-                 node: Node | None = None):
+                 node: Node | None = None, reaped: bool = False):
+        """`reaped`: as soon as it ends, as by a launcher."""
         name = "hvt-rank-steps" if "HVT_STEP" in environment else "hvt-rank"
         path, more = program(name), {}
         if user is not None:
@@ -78,6 +80,8 @@ class Rank:
         popen = node.popen if node else subprocess.Popen
         self.process = popen([*prefix, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                              env=environment, cwd="/", **more)
+        if reaped:
+            threading.Thread(target=self.process.wait, daemon=True).start()
         self._pending = b""
 
     @property
