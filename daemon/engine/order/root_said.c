@@ -165,22 +165,8 @@ static int spread(const struct engine_root_hearing *hearing, struct engine_share
                                  : engine_root_disbelieve(hearing, "something that no rank said");
 }
 
-/* A worker is a process of one node. */
-static bool is_elsewhere(const struct engine_meeting *meeting, uint32_t index, uint64_t instance)
-{
-    const struct engine_places *span = meeting->op.set->span;
-
-    for (uint32_t node = 0; node < span->nodes; node++) {
-        const uint64_t *theirs = node == index ? NULL : meeting->shares[node].instances;
-        for (uint32_t i = 0; theirs && i < span->places[node]; i++) {
-            if (theirs[i] == instance)
-                return true;
-        }
-    }
-    return false;
-}
-
-/* Of members with memory of GPUs; no places: of all there. */
+/* Of members with memory of GPUs; no places: of all there. That a worker is of one node, each looks at for its own
+ * (verdict.c): here it would be all against all. */
 static int take_instances(const struct engine_root_hearing *hearing, struct engine_meeting *meeting,
                           const struct hvi_mesh_said *said)
 {
@@ -199,8 +185,6 @@ static int take_instances(const struct engine_root_hearing *hearing, struct engi
     for (size_t i = 0; i < due; i++) {
         if (said->instances[i] == 0)
             return engine_root_disbelieve(hearing, "memory of a GPU that no worker has");
-        if (is_elsewhere(meeting, hearing->index, said->instances[i]))
-            return engine_root_disbelieve(hearing, "memory of a GPU that another node has");
         share->instances[said->place_count > 0 ? (size_t)said->places[i] : i] = said->instances[i];
     }
     return HVI_OK;

@@ -369,24 +369,6 @@ START_TEST(a_node_is_not_believed_that)
 }
 END_TEST
 
-/* Node 0 has said it first. */
-START_TEST(a_node_has_no_memory_on_another_nodes_gpu)
-{
-    static uint64_t first[] = {7, 8}, second[] = {9, 8};
-
-    hvt_job_begin(&job, 2, 4, 2, false);
-    fill();
-    said[0].memory = HVI_MEMORY_DEVICE;
-    said[0].instances = first;
-    said[0].instance_count = 2;
-    ck_assert_int_eq(tell(0), HVI_OK);
-    said[0].instances = second;
-    ck_assert_int_eq(tell(1), HVI_ERR_PROTOCOL);
-    ck_assert_str_eq(text, "node 1: report: memory of a GPU that another node has");
-    stop();
-}
-END_TEST
-
 START_TEST(a_node_speaks_of_sets_in_which_it_has_members)
 {
     const struct hvt_bring add = {.name = "s",
@@ -1238,7 +1220,6 @@ int main(void)
 
     tcase_set_timeout(tcase, 30);
     tcase_add_loop_test(tcase, a_node_is_not_believed_that, 0, LIES);
-    tcase_add_test(tcase, a_node_has_no_memory_on_another_nodes_gpu);
     tcase_add_test(tcase, a_node_speaks_of_sets_in_which_it_has_members);
     tcase_add_test(tcase, a_node_says_each_thing_once);
     tcase_add_test(tcase, a_node_opens_and_closes_what_is_its_own);
