@@ -223,10 +223,11 @@ def test_each_unit_is_as_hardened_as_it_says(machine):
     stop_job(machine, "hardened", ranks)
 
 
-def test_the_kernel_has_the_limits_of_the_gate(machine):
+def test_the_kernel_has_the_limits_of_hvdd_and_its_gate(machine):
     """Memory where the machine has that controller."""
     ctl(machine, "status")
     path = f"system.slice/{cgroup_of(machine, gate_pid(machine))}"
+    assert machine.show("hvdd.service", "MemoryHigh", "MemoryMax") == {"MemoryHigh": str(1 << 30), "MemoryMax": str(2 << 30)}
     assert machine.show(machine.units("hvdd-gate@*")[0], "MemoryMax", "TasksMax") == {"MemoryMax": str(1 << 30), "TasksMax": "128"}
     here = "ls -d /sys/fs/cgroup/memory || grep -w memory /sys/fs/cgroup/cgroup.controllers"
     files = f"'/sys/fs/cgroup/{path}/memory.max' '/sys/fs/cgroup/memory/{path}/memory.limit_in_bytes'"
