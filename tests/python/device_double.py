@@ -144,6 +144,22 @@ class Double(_cuda.Cuda):
         self.eager = True
         self.idle: set[int] = set()
         self.observers: list[Any] = []
+        self.torchs_own = True
+
+    def plug_in(self) -> None:
+        """From now on the allocator is one that torch.cuda.memory.change_current_allocator() has put in the place of torch's own."""
+        self.torchs_own = False
+
+    def check_own(self, what: str) -> None:
+        """As torch refuses what only its own allocator has."""
+        if not self.torchs_own:
+            raise RuntimeError(f"CUDAPluggableAllocator does not yet support {what}. If you need it, please file an issue describing "
+                               "your use case.")
+
+    def observe(self, observer: Any) -> None:
+        """Takes an observer of torch's allocator."""
+        self.check_own("attachOutOfMemoryObserver")
+        self.observers.append(observer)
 
     def expand(self) -> None:
         """From now on tensors lie in an expandable segment."""
@@ -193,6 +209,7 @@ class Double(_cuda.Cuda):
         return self.make(tuple(shape), dtype)
 
     def kept_segments(self) -> list[tuple[int, int]]:
+        self.check_own("snapshot")
         return [(begin, end - begin) for begin, end in self.places.items() if begin not in self.idle]
 
     def pinned(self, shape: Any, dtype: Any) -> Any:
@@ -215,7 +232,7 @@ def install(device: int) -> Double:
     # Without a GPU torch has no cache to give back, and asks nobody to.
     torch.cuda.memory.is_initialized = torch._C._accelerator_isAllocatorInitialized = lambda: True
     torch._C._cuda_emptyCache = torch._C._accelerator_emptyCache = lambda: None
-    torch._C._cuda_attach_out_of_memory_observer = double.observers.append
+    torch._C._cuda_attach_out_of_memory_observer = double.observe
     torch.empty_like = _autograd._empty_like = like
     _streams.StreamOp.wait = wait  # type: ignore[method-assign]
     _framework.framework.on_host = lambda tensor: not double.holds(tensor)

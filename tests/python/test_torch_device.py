@@ -296,11 +296,38 @@ def test_ops_and_optimizers_work_where_tensors_lie(ranks):
     assert min(ranks(2, check_everything, env=fake(BUILD, HVT_ADDRESS=str(ranks.folder)), timeout=90)) > 50
 
 
+def check_out_of_memory_stays_that(cuda):
+    """What our observer raised would be in the place of torch's OutOfMemoryError."""
+    from hvd.exceptions import NotInitializedError
+    from hvd.torch import _cuda, _device
+
+    def gone():
+        raise NotInitializedError()
+    _cuda.watch_allocator(_device.forget_idle, gone)
+    cuda.observers[-1](0, 1 << 30, 1 << 30, 0)
+
+
+def check_allocator_of_others(hvd, cuda):
+    """A pluggable one, as RMM's: no observers, no segments."""
+    import torch
+    from hvd.torch._framework import framework
+    cuda.plug_in()
+    cuda.observers.clear()
+    framework._told_allocator = False
+    framework._why_not.clear()
+    check_known_shapes(hvd, cuda)
+    assert framework._told_allocator and not cuda.observers
+    torch.cuda.empty_cache()
+    check_known_shapes(hvd, cuda)
+
+
 def check_expandable():
     hvd, cuda = begin()
     cuda.expand()
     for check in (check_known_shapes, check_sizes_of_others, check_memory_that_is_given_back):
         check(hvd, cuda)
+    check_out_of_memory_stays_that(cuda)
+    check_allocator_of_others(hvd, cuda)
     hvd.shutdown()
 
 

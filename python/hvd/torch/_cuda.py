@@ -6,6 +6,7 @@ without a GPU has no streams; so what stands here is as little as can be. Nothin
 """
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -80,4 +81,9 @@ def watch_allocator(before_giving_back: Callable[[], None], when_run_out: Callab
     for name in ("_cuda_emptyCache", "_accelerator_emptyCache"):
         if hasattr(native, name):
             setattr(native, name, before(getattr(native, name)))
-    native._cuda_attach_out_of_memory_observer(lambda *_: when_run_out())  # pylint: disable=protected-access
+
+    def run_out(*_: Any) -> None:
+        with contextlib.suppress(RuntimeError, ValueError):  # torch raises its OutOfMemoryError next
+            when_run_out()
+    with contextlib.suppress(RuntimeError):  # an allocator that is not torch's own has no observers
+        native._cuda_attach_out_of_memory_observer(run_out)  # pylint: disable=protected-access

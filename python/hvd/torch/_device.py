@@ -327,7 +327,10 @@ def forget_gone() -> None:
     """The same without a look at how ops have ended, so that it raises nothing of theirs."""
     if not _known or not _session.is_open():
         return
-    kept = sorted(_cuda.cuda.kept_segments())
+    try:
+        kept = sorted(_cuda.cuda.kept_segments())
+    except RuntimeError:
+        return  # an allocator that is not torch's own shows no segments; a BUFFER_ID tells at an address' next use
     begins = [begin for begin, _ in kept]
     session = _session.current()
     for piece, address in list(_known.items()):
