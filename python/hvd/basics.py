@@ -217,15 +217,17 @@ def gloo_built() -> bool:
 
 
 def _workers() -> tuple[str, str, str]:
-    """The program hvdd-gpu, and the options gpu-kernels and gpu-library-path, of the hvdd that runs here; where none answers, the
-    program of this package. "": no worker is started."""
+    """The program hvdd-gpu, and the options gpu-kernels and gpu-library-path, of the hvdd that runs here; where none answers, or its
+    program is not to be seen here (a container), the program of this package. "": no worker is started."""
     from hvd import admin  # pylint: disable=import-outside-toplevel
     try:
         with admin.Admin() as asked:
             told = asked.status()
+        if not told.gpu_program or os.access(told.gpu_program, os.X_OK):
             return told.gpu_program, told.gpu_kernels, told.gpu_library_path
     except (OSError, ValueError, MemoryError, RuntimeError):
-        return _native.program_path("hvdd-gpu") or "", "", ""
+        pass
+    return _native.program_path("hvdd-gpu") or "", "", ""
 
 
 @functools.lru_cache(maxsize=1)

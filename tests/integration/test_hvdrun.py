@@ -20,7 +20,9 @@ import pytest
 
 from hvt import Daemon, procs, program, sanitized, scaled, wait_until
 from hvt.build import BUILD as BUILD_FOLDER, SOURCE
+from hvt.containers import may_be_made
 from hvt.launcher import Launcher, line_of
+from hvt.namespaces import NEW_FS, NEW_MOUNT, Inside
 
 
 @pytest.fixture
@@ -934,6 +936,29 @@ def test_check_build_is_about_the_hvdd_that_runs(launcher, options, mark):
         environment = {"LD_LIBRARY_PATH": str(BUILD_FOLDER / "fakegpu"), "HVDRUN_PYTHON": "/usr/bin/python3",
                        "HVD_ADDRESS": str(daemon.address)}
         assert f"    [{mark}] NCCL\n" in launcher.run("--check-build", environment=environment).stdout
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not may_be_made(), reason="needs root, to make a namespace")
+def test_check_build_in_a_container_asks_the_worker_that_is_there(launcher, tmp_path):
+    """The path that hvdd outside names is not to be seen there."""
+    outside, own = tmp_path / "outside" / "hvdd-gpu", tmp_path / "own" / "libexec" / "hvdd" / "hvdd-gpu"
+    for place, kernels in ((outside, 0), (own, 1)):
+        place.parent.mkdir(parents=True)
+        place.write_text(f"#!/bin/sh\necho kernels {kernels}\necho driver 13000\necho nccl 22809\n")
+        place.chmod(0o755)
+    hvdrun = tmp_path / "own" / "bin" / "hvdrun"
+    hvdrun.parent.mkdir()
+    shutil.copy(program("hvdrun"), hvdrun)
+    container = Inside("container", NEW_FS | NEW_MOUNT)
+    with Daemon(options={"gpu-program": str(outside)}) as daemon:
+        environment = launcher.environment | {"HVDRUN_PYTHON": "/usr/bin/python3", "HVD_ADDRESS": str(daemon.address)}
+
+        def told() -> str:
+            return container.call(subprocess.run, [hvdrun, "--check-build"], env=environment, stdout=subprocess.PIPE, text=True,
+                                  check=True, timeout=scaled(30)).stdout
+        assert "    [ ] NCCL\n" in told()
+        container.hide(outside.parent)
+        assert "    [X] NCCL\n" in told()
 
 
 @pytest.mark.parametrize("python, why", [("/nonexistent/python", "No such file or directory"), ("/bin/false", "it failed")])

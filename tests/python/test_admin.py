@@ -3,13 +3,16 @@
 import os
 import re
 import select
+import shutil
 import signal
 
 import hvd.admin
 import pytest
 
-from hvt import Daemon
+from hvt import Daemon, program
+from hvt.containers import may_be_made
 from hvt.job import Job
+from hvt.namespaces import NEW_FS, NEW_MOUNT, Inside
 
 
 @pytest.fixture
@@ -30,6 +33,19 @@ def test_questions_about_gpus_are_about_the_hvdd_that_runs(daemon, admin, monkey
     assert basics._workers() == (admin.status().gpu_program, "", "") and admin.status().gpu_program.endswith("/hvdd-gpu")
     monkeypatch.setenv("HVD_ADDRESS", "/nonexistent")
     assert basics._workers() == (_native.program_path("hvdd-gpu"), "", "")
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not may_be_made(), reason="needs root, to make a namespace")
+def test_in_a_container_questions_about_gpus_go_to_the_worker_that_is_there(monkeypatch, tmp_path):
+    """The path that hvdd outside names is not to be seen there."""
+    from hvd import _native, basics
+    outside = shutil.copy(program("hvdd-gpu"), tmp_path)
+    container = Inside("container", NEW_FS | NEW_MOUNT)
+    with Daemon(options={"gpu-program": outside, "gpu-kernels": "/etc/hostname"}) as daemon:
+        monkeypatch.setenv("HVD_ADDRESS", str(daemon.address))
+        assert container.call(basics._workers) == (outside, "/etc/hostname", "")
+        container.hide(tmp_path)
+        assert container.call(basics._workers) == (_native.program_path("hvdd-gpu"), "", "")
 
 
 def test_a_job_is_seen_as_it_is(daemon, admin):

@@ -8,6 +8,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define HVDD_NS   (5 * HVI_NS_SEC)
 #define ANSWER_NS (20 * HVI_NS_SEC) /* a Python on a slow file system, not one that hangs */
@@ -45,7 +46,8 @@ static void take_answer(char *answer, struct run_build *build)
             build->frameworks[i] |= strcmp(line, frameworks[i].module) == 0;
 }
 
-/* Why there is no answer, as of ask_program. The worker is the running hvdd's; where none answers, that beside this program. */
+/* Why there is no answer, as of ask_program. The worker is the running hvdd's; where none answers, or its program is not to be seen
+ * from here (a container), that beside this program. */
 static const char *ask_what_workers_find(const char *address, char *answer_p, size_t size)
 {
     struct hvd_admin *admin = NULL;
@@ -56,9 +58,10 @@ static const char *ask_what_workers_find(const char *address, char *answer_p, si
         (void)hvd_admin_ask(admin, &request, (int64_t)HVDD_NS, &reply);
     const struct hvd_admin_daemon *daemon = reply != NULL ? reply->daemon : NULL;
     const char *why = "hvdd starts no workers";
-    if (daemon == NULL) {
+    const bool told = daemon != NULL && daemon->gpu_program[0] != '\0';
+    if (daemon == NULL || (told && access(daemon->gpu_program, X_OK) != 0)) {
         why = ask_worker("--can", ANSWER_NS, answer_p, size);
-    } else if (daemon->gpu_program[0] != '\0') {
+    } else if (told) {
         char *const argv[] = {(char *)(uintptr_t)daemon->gpu_program, (char[]){"--can"},
                               (char *)(uintptr_t)daemon->gpu_kernels,
                               (char *)(uintptr_t)daemon->gpu_library_path, NULL};

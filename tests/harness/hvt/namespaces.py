@@ -55,6 +55,11 @@ class Inside:
             raise Expired(f"{function} in a node took longer than {scaled(60):.0f} s")
         return future.result()
 
+    def hide(self, folder: str | os.PathLike) -> None:
+        """From now on the folder is empty inside, which has mounts of its own (NEW_FS and NEW_MOUNT)."""
+        self.call(mount, "none", "/", None, RECURSIVE | PRIVATE)
+        self.call(mount, "tmpfs", os.fspath(folder), "tmpfs")
+
     def network(self) -> str:
         """A path that means its network namespace, for everybody whose /proc is the machine's."""
         return f"/proc/{os.getpid()}/task/{self.tid}/ns/net"
