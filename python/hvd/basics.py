@@ -268,7 +268,8 @@ def ccl_built() -> bool:
 
 def cuda_built() -> bool:
     """Whether hvdd works on memory of GPUs where it lies: this build has kernels, and the machine a driver. False: tensors of
-    GPUs go through memory of the host. Asks as nccl_built() does; what an engine refuses later, `hvdctl doctor` explains."""
+    GPUs go through memory of the host. Asks as nccl_built() does; why an engine refuses a GPU later is a line of the
+    logger "hvd", or of hvdd's log."""
     return _found("kernels") > 0 and _found("driver") > 0
 
 
