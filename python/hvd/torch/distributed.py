@@ -863,7 +863,7 @@ def _create(options: Any, backend_options: Any) -> Any:
         make = partial(ProcessGroupHvd, devices=[torch.device(name).type for name in wanted]) if wanted else ProcessGroupHvd
     elif _TorchBackend is object:
         raise ValueError(f"hvd stands beside other backends in a process group from PyTorch 2.15 on, and this is {torch.__version__}; "
-                         'use init_process_group("hvd") for all devices, or a new_group(backend="hvd")')
+                         'use init_process_group("hvd") for all devices, or a new_group(backend="hvd"), after hvd.init()')
     ranks = list(options.global_ranks_in_group)
     if not ranks:
         opened = _session_for(options.store, options.group_rank, options.group_size)
