@@ -421,6 +421,29 @@ static void handle_body(struct mesh_seed *seed, struct hvi_mesh_msg *msg)
         mesh_query_reply(seed->mesh, seed, 0, &msg->reply);
 }
 
+/* What waits there goes to the next seed; where there is no other, it is answered. */
+static void is_refused(struct mesh_seed *seed, const char *why)
+{
+    struct mesh_own *own;
+
+    seed->refused_ns = hvi_clock_ns();
+    note_failure(seed, why, true);
+    if (seed->mesh->seed_count == 1) {
+        answer_all(seed, HVI_ERR_VERSION, why);
+        return;
+    }
+    seed->heard_ns = 0;
+    DL_FOREACH(seed->mesh->own, own)
+    {
+        if (own->answered || own->at != seed)
+            continue;
+        (void)leave(own);
+        own->at = NULL;
+        own->leaving = 0;
+    }
+    place_all(seed->mesh);
+}
+
 static void take(struct mesh_seed *seed, struct hvi_mesh_msg *msg)
 {
     char text[HVI_TEXT_MAX + 1];
@@ -428,10 +451,7 @@ static void take(struct mesh_seed *seed, struct hvi_mesh_msg *msg)
 
     if (msg->status != HVI_OK ||
         !mesh_speaks(seed->mesh, msg, seed->endpoint, text, sizeof(text))) {
-        const char *why = msg->status != HVI_OK ? msg->text : text;
-        seed->refused_ns = hvi_clock_ns();
-        note_failure(seed, why, true);
-        answer_all(seed, HVI_ERR_VERSION, why);
+        is_refused(seed, msg->status != HVI_OK ? msg->text : text);
         return;
     }
     if (seed->heard_ns == 0 || seed->failure[0] != '\0')

@@ -1387,6 +1387,36 @@ START_TEST(where_the_seed_that_is_there_speaks_another_version_jobs_are_refused_
 }
 END_TEST
 
+START_TEST(what_waits_at_a_seed_that_begins_to_speak_another_version_meets_at_the_next_one)
+{
+    struct hvi_mesh_msg said = message(HVI_MESH_NONE, 0xee, 0);
+    uint32_t port;
+
+    prepare_seeds();
+    server = own_keys[0];
+    port = stranger_listen();
+    snprintf(sides[1].gate.start.mesh_seeds, sizeof(sides[1].gate.start.mesh_seeds), "127.0.0.2:%u",
+             seed_port);
+    snprintf(sides[2].gate.start.mesh_seeds, sizeof(sides[2].gate.start.mesh_seeds),
+             "127.0.0.1:%u,127.0.0.2:%u", port, seed_port);
+    open_seed(1);
+    open_node(2);
+    stranger_wait(stranger, HVI_MESH_HELLO);
+    send_bytes(stranger, "000000000000000c", 16, ZMQ_SNDMORE);
+    send_msg(stranger, &said);
+    wait_named(&sides[2], "127.0.0.1", "listens");
+    wait_named(&sides[1], "gamma", "joined");
+    register_at(&sides[2], "job", 1, 1, 2);
+    register_at(&sides[1], "job", 1, 0, 2);
+    ck_assert(hears_nothing(&sides[1]));
+    said.oldest = said.newest = HVI_MESH_VERSION + 1;
+    send_bytes(stranger, "000000000000000c", 16, ZMQ_SNDMORE);
+    send_msg(stranger, &said);
+    ck_assert_int_eq(hear_seeds_roster(&sides[1], "job")->status, HVI_OK);
+    ck_assert_int_eq(hear_seeds_roster(&sides[2], "job")->status, HVI_OK);
+}
+END_TEST
+
 START_TEST(seeds_that_are_none_are_named)
 {
     static const struct {
@@ -1421,6 +1451,8 @@ static void add_seeds(Suite *suite)
         a_node_that_is_not_allowed_is_told_so_and_comes_in_when_it_is_and_goes_when_it_is_not);
     tcase_add_test(tcase,
                    where_the_seed_that_is_there_speaks_another_version_jobs_are_refused_at_once);
+    tcase_add_test(tcase,
+                   what_waits_at_a_seed_that_begins_to_speak_another_version_meets_at_the_next_one);
     tcase_add_test(tcase, seeds_that_are_none_are_named);
     suite_add_tcase(suite, tcase);
 }
