@@ -13,7 +13,8 @@
  *      +------------------------+
  *
  * The old rendezvous confirms before the new one is told, so no job meets at both. A seed that speaks another version of the mesh is
- * not up for this node: where no other seed is, what is nowhere yet is refused at once. */
+ * not up for this node: where no other seed is, what is nowhere yet is refused: at once if all seeds have said so,
+ * else two seconds after it was registered, for another seed may be about to be heard. */
 #include "daemon/gate/mesh.h"
 
 #include "base/place.h"
@@ -195,16 +196,25 @@ static bool leave(struct mesh_own *own)
     return seed->here || !is_up(seed) || gate_talk_has_heard(&seed->talk, own->leaving);
 }
 
-/* No seed can be spoken with, and one is there that speaks another version. */
+/* No seed can be spoken with, and one is there that speaks another version. Others may be heard in a moment. */
 static void refuse_version(struct gate_mesh *mesh, struct mesh_own *own)
 {
-    for (size_t i = 0; i < mesh->seed_count && own->at == NULL && !own->gone; i++) {
+    const struct mesh_seed *first = NULL;
+    const uint64_t now_ns = hvi_clock_ns();
+    size_t count = 0;
+
+    for (size_t i = 0; i < mesh->seed_count; i++) {
         const struct mesh_seed *seed = &mesh->seeds[i];
-        if (own->answered || seed->refused_ns == 0 || hvi_clock_ns() - seed->refused_ns >= UP_NS)
+        if (seed->refused_ns == 0 || now_ns - seed->refused_ns >= UP_NS)
             continue;
-        own->answered = true;
-        mesh_tell_error(mesh, &own->registered, HVI_ERR_VERSION, seed->failure);
+        first = first != NULL ? first : seed;
+        count++;
     }
+    if (own->answered || own->at != NULL || own->gone || first == NULL ||
+        (count < mesh->seed_count && now_ns - own->since_ns < UP_NS))
+        return;
+    own->answered = true;
+    mesh_tell_error(mesh, &own->registered, HVI_ERR_VERSION, first->failure);
 }
 
 /* May free it. */
