@@ -5,9 +5,11 @@
  * allow-list says what the node of a key is called; else the node does. */
 #include "daemon/gate/mesh.h"
 
+#include "base/interface.h"
 #include "base/place.h"
 #include "base/status.h"
 
+#include <arpa/inet.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -377,7 +379,35 @@ static void disconnected(void *user, int connection)
 static const struct gate_socket_calls socket_calls = {.received = received,
                                                       .disconnected = disconnected};
 
-/* The address of --mesh-listen, unless it stands for all. */
+/* One that engines of other nodes can connect to, also with a zone; no interface's name, and none that stands for all. */
+static bool is_address(const char *text)
+{
+    char bare[HVI_WIRE_NODE_ADDRESS];
+    struct in6_addr six;
+    struct in_addr four;
+
+    if (inet_pton(AF_INET, text, &four) == 1)
+        return four.s_addr != htonl(INADDR_ANY);
+    snprintf(bare, sizeof(bare), "%.*s", (int)strcspn(text, "%"), text);
+    return inet_pton(AF_INET6, bare, &six) == 1 && !IN6_IS_ADDR_UNSPECIFIED(&six);
+}
+
+/* Of an interface's name libzmq would take an address of IPv6 alone. */
+static void find_interface(struct gate_mesh *mesh)
+{
+    char host[HVI_WIRE_NODE_ADDRESS], text[HVI_TEXT_MAX + 1];
+    struct hvi_interface chosen;
+    uint32_t port = UINT32_MAX; /* there has to be one */
+
+    if (!hvi_place_split(mesh->endpoint, host, sizeof(host), &port) || port == UINT32_MAX ||
+        strcmp(host, "*") == 0 || is_address(host) ||
+        hvi_interface_find(host, AF_UNSPEC, &chosen, text, sizeof(text)) != HVI_OK)
+        return; /* whoever binds it says what is wrong */
+    snprintf(mesh->endpoint, sizeof(mesh->endpoint),
+             strchr(chosen.address, ':') != NULL ? "[%s]:%u" : "%s:%u", chosen.address, port);
+}
+
+/* The address of --mesh-listen. */
 static void set_own_address(struct gate_mesh *mesh)
 {
     char *own = mesh->rendezvous.own_address;
@@ -386,8 +416,7 @@ static void set_own_address(struct gate_mesh *mesh)
 
     if (mesh->announced[0] != '\0')
         snprintf(own, size, "%s", mesh->announced);
-    else if (!hvi_place_split(mesh->endpoint, own, size, &port) || strcmp(own, "*") == 0 ||
-             strcmp(own, "0.0.0.0") == 0 || strcmp(own, "::") == 0)
+    else if (!hvi_place_split(mesh->endpoint, own, size, &port) || !is_address(own))
         own[0] = '\0';
     mesh->own_fixed = own[0] != '\0';
 }
@@ -395,10 +424,12 @@ static void set_own_address(struct gate_mesh *mesh)
 int mesh_listen_open(struct gate_mesh *mesh, char *text_p, size_t text_size)
 {
     const struct hvi_gate_start *start = &mesh->gate->start;
-    int status = gate_socket_listen(mesh->gate->event, &mesh->keys, mesh->endpoint,
-                                    start->port_first, start->port_last, &socket_calls, mesh,
-                                    &mesh->socket, &mesh->port, text_p, text_size);
+    int status;
 
+    find_interface(mesh);
+    status = gate_socket_listen(mesh->gate->event, &mesh->keys, mesh->endpoint, start->port_first,
+                                start->port_last, &socket_calls, mesh, &mesh->socket, &mesh->port,
+                                text_p, text_size);
     if (status != HVI_OK)
         return status;
     gate_rendezvous_init(&mesh->rendezvous, &rendezvous_calls, mesh, start->start_timeout_ns);

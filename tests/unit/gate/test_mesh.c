@@ -797,6 +797,24 @@ START_TEST(an_interface_gives_the_address_that_others_are_told)
 }
 END_TEST
 
+START_TEST(where_an_interface_is_listened_at_others_are_told_its_address)
+{
+    struct hvi_gate_start *start = &sides[0].gate.start;
+
+    snprintf(start->mesh_listen, sizeof(start->mesh_listen), "lo:0"); /* may have ::1, too */
+    snprintf(start->mesh_key, sizeof(start->mesh_key), "%s",
+             put_keys("key.server", server.public, server.secret));
+    open_mesh(&sides[0]);
+    hear(&sides[0], HVI_GATE_STATE);
+    ck_assert_msg(heard.state.status == HVI_OK, "%s", heard.state.text);
+    register_at(&sides[0], "job", 1, 0, 2);
+    join_at(&sides[1], sides[0].gate.mesh->port);
+    register_at(&sides[1], "job", 1, 1, 2);
+    ck_assert_int_eq(hear_roster(&sides[1], "job", 1)->status, HVI_OK);
+    ck_assert_str_eq(roster.engine_roster.nodes[0].address, "127.0.0.1");
+}
+END_TEST
+
 START_TEST(a_port_that_is_taken_is_said_once_and_tried_again)
 {
     struct hvi_gate_start *start = &sides[1].gate.start;
@@ -1515,6 +1533,7 @@ static void add_failures(Suite *suite)
     tcase_add_test(tcase, a_key_file_of_the_other_kind_is_named);
     tcase_add_test(tcase, an_interface_that_is_not_there_is_named);
     tcase_add_test(tcase, an_interface_gives_the_address_that_others_are_told);
+    tcase_add_test(tcase, where_an_interface_is_listened_at_others_are_told_its_address);
     tcase_add_test(tcase, a_port_that_is_taken_is_said_once_and_tried_again);
     tcase_add_test(tcase, a_taken_port_of_a_range_is_passed_over);
     tcase_add_test(tcase, a_node_whose_key_is_not_in_the_file_hears_so_and_so_do_its_engines);
