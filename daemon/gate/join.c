@@ -273,6 +273,7 @@ void mesh_join_register(struct gate_mesh *mesh, struct hvi_node_register *regist
     DL_FOREACH_SAFE(mesh->own, own, spare)
     {
         if (strcmp(own->registered.job, registered->job) == 0 &&
+            own->registered.uid == registered->uid &&
             (own->gone || own->registered.registration == registered->registration))
             own_free(mesh, own);
     }
@@ -330,6 +331,19 @@ static struct mesh_own *own_new_lost(struct gate_mesh *mesh,
     return own;
 }
 
+/* A job begins anew: what was lost before is none of its losses. */
+static void forget_gone(struct gate_mesh *mesh, const struct hvi_node_withdraw *of)
+{
+    struct mesh_own *own, *spare;
+
+    DL_FOREACH_SAFE(mesh->own, own, spare)
+    {
+        if (own->gone && own->registered.uid == of->uid &&
+            strcmp(own->registered.job, of->job) == 0)
+            own_free(mesh, own);
+    }
+}
+
 static bool can_be_told(const struct mesh_seed *seed)
 {
     return seed != NULL && (seed->here || has_said_hello(seed));
@@ -337,10 +351,15 @@ static bool can_be_told(const struct mesh_seed *seed)
 
 void mesh_join_withdraw(struct gate_mesh *mesh, const struct hvi_node_withdraw *withdrawn)
 {
-    struct mesh_own *own = own_withdrawn(mesh, withdrawn);
-    struct mesh_seed *seed = own != NULL ? own->at : first_up(mesh);
-    const bool begins_anew = withdrawn->registration == 0 && withdrawn->status == HVI_OK;
+    struct mesh_own *own;
+    struct mesh_seed *seed;
 
+    if (withdrawn->registration == 0 && withdrawn->status == HVI_OK) {
+        forget_gone(mesh, withdrawn);
+        return;
+    }
+    own = own_withdrawn(mesh, withdrawn);
+    seed = own != NULL ? own->at : first_up(mesh);
     if (withdrawn->rank >= 0)
         keep_ended(mesh, withdrawn);
     else if (own == NULL && withdrawn->status != HVI_OK && !can_be_told(seed))
@@ -352,7 +371,7 @@ void mesh_join_withdraw(struct gate_mesh *mesh, const struct hvi_node_withdraw *
     }
     if (own != NULL)
         own_free(mesh, own);
-    if (seed != NULL && !begins_anew)
+    if (seed != NULL)
         say_withdrawn(seed, withdrawn);
     flush_all(mesh);
 }

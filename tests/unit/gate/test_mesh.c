@@ -599,11 +599,15 @@ START_TEST(a_rank_that_goes_before_its_node_is_complete_is_named_when_the_rendez
     join_at(&sides[1], port);
     lose_at(&sides[1], "job", 0, "rank 1 was killed");
     lose_at(&sides[1], "again", 0, "rank 1 was killed");
+    register_at(&sides[1], "complete", 1, 1, 2);
+    lose_at(&sides[1], "complete", 1, "rank 1 was killed");
     withdraw_at(&sides[1], "again", 0); /* and begins anew */
+    withdraw_at(&sides[1], "complete", 0);
     ck_assert_str_eq(rows_of(&sides[1])->nodes[0].jobs, "");
     listen_at_port(&sides[2], port);
     wait_row(&sides[2], 1, "joined");
     register_at(&sides[2], "again", 1, 0, 2);
+    register_at(&sides[2], "complete", 1, 0, 2);
     register_at(&sides[2], "job", 1, 0, 3);
     expect_error(&sides[2], "job", HVI_ERR_RANK_LOST, "rank 1 was killed");
     ck_assert(hears_nothing(&sides[2]));
