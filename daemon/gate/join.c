@@ -38,9 +38,11 @@ struct mesh_own {
     struct mesh_seed *at; /* where it is registered; NULL: nowhere yet */
     uint64_t leaving;     /* number of the message there that takes it back; 0: none */
     bool answered;
-    /* Before the rendezvous was reached: it is still told why. Of a node that was never complete nothing is registered. */
+    /* The rendezvous is told why, and another one or the same anew, until it has confirmed that. Of a node that was never
+     * complete nothing is registered. */
     bool gone;
     struct hvi_node_withdraw withdrawn;
+    uint64_t told; /* number of the message at `at` that says so; 0: none */
 };
 
 /* ---- seeds ---- */
@@ -146,22 +148,35 @@ static void own_free(struct gate_mesh *mesh, struct mesh_own *own)
     free(own);
 }
 
-/* What is registered at that seed, which may answer at once where it is here; frees what is gone. */
+/* May free it. */
+static void tell_gone(struct mesh_seed *seed, struct mesh_own *own)
+{
+    say_withdrawn(seed, &own->withdrawn);
+    own->told = seed->talk.said;
+    if (seed->here)
+        own_free(seed->mesh, own);
+}
+
+static bool is_told(const struct mesh_own *own)
+{
+    return own->told != 0 && has_said_hello(own->at) &&
+           gate_talk_has_heard(&own->at->talk, own->told);
+}
+
+/* What is registered at that seed, which may answer at once where it is here, and then may free it. */
 static void say_own(struct mesh_seed *seed, struct mesh_own *own)
 {
     const bool registers = !own->answered && own->registered.node != NULL;
 
-    own->leaving = 0;
+    own->leaving = own->told = 0;
     if (!seed->here && !has_said_hello(seed))
         return; /* everything is said then */
     if (registers && seed->here)
         mesh_listen_register(seed->mesh, &own->registered);
     else if (registers)
         say_registered(seed, &own->registered);
-    if (!own->gone)
-        return;
-    say_withdrawn(seed, &own->withdrawn);
-    own_free(seed->mesh, own);
+    if (own->gone)
+        tell_gone(seed, own);
 }
 
 static void say_everything(struct mesh_seed *seed)
@@ -224,6 +239,10 @@ static void place(struct gate_mesh *mesh, struct mesh_own *own)
 
     const bool is_back = own->at == best && own->leaving != 0; /* before it had left */
 
+    if (is_told(own)) {
+        own_free(mesh, own);
+        return;
+    }
     if (best == NULL)
         refuse_version(mesh, own);
     if (best == NULL || own->answered || (own->at == best && !is_back))
@@ -254,7 +273,8 @@ static struct mesh_own *own_find(const struct gate_mesh *mesh, const char *job,
 
     DL_FOREACH(mesh->own, own)
     {
-        if (own->registered.registration == registration && strcmp(own->registered.job, job) == 0)
+        if (!own->gone && own->registered.registration == registration &&
+            strcmp(own->registered.job, job) == 0)
             return own;
     }
     return NULL;
@@ -299,7 +319,7 @@ static void keep_ended(struct gate_mesh *mesh, const struct hvi_node_withdraw *e
         *mesh->ended = *ended;
 }
 
-/* NULL: it was told already, or is not known. */
+/* NULL: it is not known. */
 static struct mesh_own *own_withdrawn(const struct gate_mesh *mesh,
                                       const struct hvi_node_withdraw *withdrawn)
 {
@@ -344,13 +364,24 @@ static void forget_gone(struct gate_mesh *mesh, const struct hvi_node_withdraw *
     }
 }
 
-static bool can_be_told(const struct mesh_seed *seed)
+/* May free it. */
+static void lose(struct gate_mesh *mesh, struct mesh_own *own,
+                 const struct hvi_node_withdraw *withdrawn)
 {
-    return seed != NULL && (seed->here || has_said_hello(seed));
+    struct mesh_seed *seed = own->at;
+
+    own->gone = true;
+    own->withdrawn = *withdrawn;
+    own->since_ns = hvi_clock_ns();
+    if (seed == NULL)
+        place(mesh, own);
+    else if (own->leaving == 0 && (seed->here || has_said_hello(seed)))
+        tell_gone(seed, own);
 }
 
 void mesh_join_withdraw(struct gate_mesh *mesh, const struct hvi_node_withdraw *withdrawn)
 {
+    const bool is_rank = withdrawn->rank >= 0; /* which no engine has had */
     struct mesh_own *own;
     struct mesh_seed *seed;
 
@@ -358,21 +389,20 @@ void mesh_join_withdraw(struct gate_mesh *mesh, const struct hvi_node_withdraw *
         forget_gone(mesh, withdrawn);
         return;
     }
-    own = own_withdrawn(mesh, withdrawn);
+    own = is_rank ? NULL : own_withdrawn(mesh, withdrawn);
     seed = own != NULL ? own->at : first_up(mesh);
-    if (withdrawn->rank >= 0)
+    if (is_rank)
         keep_ended(mesh, withdrawn);
-    else if (own == NULL && withdrawn->status != HVI_OK && !can_be_told(seed))
+    else if (own == NULL && withdrawn->status != HVI_OK)
         own = own_new_lost(mesh, withdrawn);
-    if (own != NULL && withdrawn->status != HVI_OK && !can_be_told(own->at)) {
-        own->gone = true;
-        own->withdrawn = *withdrawn;
-        return;
+    if (own != NULL && withdrawn->status != HVI_OK) {
+        lose(mesh, own, withdrawn);
+    } else {
+        if (own != NULL)
+            own_free(mesh, own);
+        if (seed != NULL)
+            say_withdrawn(seed, withdrawn);
     }
-    if (own != NULL)
-        own_free(mesh, own);
-    if (seed != NULL)
-        say_withdrawn(seed, withdrawn);
     flush_all(mesh);
 }
 
@@ -382,7 +412,7 @@ static void answer_all(struct mesh_seed *seed, int status, const char *text)
 
     DL_FOREACH(seed->mesh->own, own)
     {
-        if (own->answered || own->at != seed)
+        if (own->answered || own->gone || own->at != seed)
             continue;
         own->answered = true;
         mesh_tell_error(seed->mesh, &own->registered, status, text);
@@ -468,7 +498,7 @@ static void is_refused(struct mesh_seed *seed, const char *why)
             continue;
         (void)leave(own);
         own->at = NULL;
-        own->leaving = 0;
+        own->leaving = own->told = 0;
     }
     place_all(seed->mesh);
 }
@@ -776,7 +806,7 @@ void mesh_join_shut(struct gate_mesh *mesh)
     DL_FOREACH(mesh->own, own)
     {
         own->at = NULL;
-        own->leaving = 0;
+        own->leaving = own->told = 0;
     }
     mesh->seed_count = 0;
 }

@@ -614,6 +614,25 @@ START_TEST(a_rank_that_goes_before_its_node_is_complete_is_named_when_the_rendez
 }
 END_TEST
 
+START_TEST(a_rank_that_goes_while_the_rendezvous_begins_anew_is_named)
+{
+    uint32_t port = listen_at(&sides[0]);
+
+    join_at(&sides[1], port);
+    register_at(&sides[1], "job", 1, 1, 3);
+    wait_jobs(&sides[0], 1, "job");
+    wait_joined(&sides[1], 1);
+    gate_mesh_close(&sides[0].gate);
+    lose_at(&sides[1], "job", 1, "rank 1 was killed");
+    lose_at(&sides[1], "early", 0, "rank 1 was killed, too");
+    listen_at_port(&sides[2], port);
+    register_at(&sides[2], "job", 1, 0, 3);
+    register_at(&sides[2], "early", 1, 0, 3);
+    expect_error(&sides[2], "job", HVI_ERR_RANK_LOST, "rank 1 was killed");
+    expect_error(&sides[2], "early", HVI_ERR_RANK_LOST, "rank 1 was killed, too");
+}
+END_TEST
+
 START_TEST(what_the_rendezvous_was_not_told_in_time_is_forgotten)
 {
     uint32_t port = early_port();
@@ -1517,6 +1536,7 @@ static void add_meeting(Suite *suite)
     tcase_add_test(
         tcase,
         a_rank_that_goes_before_its_node_is_complete_is_named_when_the_rendezvous_is_reached);
+    tcase_add_test(tcase, a_rank_that_goes_while_the_rendezvous_begins_anew_is_named);
     tcase_add_test(tcase, what_the_rendezvous_was_not_told_in_time_is_forgotten);
     tcase_add_test(tcase, what_is_no_engine_node_gets_a_sentence_and_not_a_roster);
     tcase_add_test(tcase, nodes_that_are_late_are_named_to_those_that_came);
