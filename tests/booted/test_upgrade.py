@@ -3,6 +3,7 @@
 gates that have no wire in common."""
 import contextlib
 import pathlib
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -49,35 +50,56 @@ def other(machine: Machine, name: str) -> Iterator[None]:
     path = machine.path(f"/usr/libexec/hvdd/{name}")
     kept = path.read_bytes()
     replace(path, (OLDER / "other" / name).read_bytes())
-    yield
-    replace(path, kept)
+    try:
+        yield
+    finally:
+        replace(path, kept)
+
+
+def wire(header: str, name: str) -> str:
+    """What the older commit speaks, as its sentences say it."""
+    text = (OLDER.with_name("older-tree") / header).read_text(encoding="utf-8")
+    number = re.search(rf"^#define {name} +(\d+)u", text, re.MULTILINE)
+    assert number, header
+    return f"{number[1]} to {number[1]}"
 
 
 def test_engines_without_a_common_wire_are_refused_and_named(pair):
     first, second = pair
+    spoken = ("m1", f"speaks {wire('daemon/engine/net/handshake.h', 'ENGINE_NET_WIRE')}", "m2", "speaks 1000 to 1000")
     with other(second, "hvdd-engine"):
         for code, err in ends(start_job([first, second], "mixed", SHORT)):
-            assert code == 1 and "VERSION" in err and all(words in err for words in ("m1", "speaks 3 to 3", "m2", "speaks 1000 to 1000")), err
+            assert code == 1 and "VERSION" in err and all(words in err for words in spoken), err
         for each in pair:
             check_ended_well(start_job([each] * 2, "alone", SHORT))
     check_ended_well(start_job([first, second], "again", SHORT))
 
 
+@contextlib.contextmanager
+def other_gate(machine: Machine) -> Iterator[None]:
+    """The one that runs there, too."""
+    try:
+        with other(machine, "hvdd-gate"):
+            crash(machine)
+            yield
+    finally:
+        crash(machine)
+
+
 def test_gates_without_a_common_wire_are_refused_and_named(pair):
     """Both are seeds, so each has jobs of its own."""
     first, second = pair
+    older = wire("proto/gate.h", "HVI_MESH_VERSION")
     ranks = start_job([first, second], "steady", STEADY)
     before = row_of(first, "steady")
-    with other(second, "hvdd-gate"):
-        crash(second)
+    with other_gate(second):
         await_states(first, m1="listens", m2="refused")
         await_states(second, m1="refused", m2="listens")
         for each in pair:
             said = each.journal("-t", "hvdd-gate")
-            assert any("1000 to 1000" in line and "1 to 1" in line for line in said.splitlines()), said
+            assert any("1000 to 1000" in line and older in line for line in said.splitlines()), said
             check_ended_well(start_job([each] * 2, "alone", SHORT, BOB))
         check_goes_on(first, before)
-    crash(second)
     await_mesh(first, second)
     stop_job(first, "steady", ranks)
 
