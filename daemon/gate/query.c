@@ -397,7 +397,7 @@ static void end_late(struct gate_mesh *mesh, struct mesh_query *query)
     if (query->kind == PASSED) {
         snprintf(why, sizeof(why),
                  "node %.200s, the first seed of the mesh, did not answer within 2 s",
-                 query->seed->name);
+                 query->seed->name[0] != '\0' ? query->seed->name : query->seed->endpoint);
         if (query->what == HVI_ADMIN_NODES)
             gate_mesh_rows(mesh->gate, &query->reply);
         else
