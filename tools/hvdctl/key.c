@@ -163,7 +163,9 @@ static int new_node(const struct ctl *ctl, const char *given)
         given = name;
     if (!find_folder(ctl, &folder) || check_name(ctl, given != NULL ? given : "") != CTL_OK)
         return CTL_USAGE;
-    if ((ctl->dir == NULL && !make_folder(KEY_PARENT)) || !make_folder(folder.path))
+    if (ctl->dir == NULL && !make_folder(KEY_PARENT))
+        return fail(ctl, KEY_PARENT, strerror(errno));
+    if (!make_folder(folder.path))
         return fail(ctl, folder.path, strerror(errno));
     if (!make_folder(folder.allow))
         return fail(ctl, folder.allow, strerror(errno));
