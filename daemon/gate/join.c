@@ -30,6 +30,7 @@
 /* hvdds that serve one job end together, some a moment before others. */
 #define UNSAID_NS (2 * HVI_NS_SEC)
 #define UP_NS     (2 * HVI_NS_SEC) /* signs of life come each 500 ms */
+#define LOST_MAX  1024u            /* losses that no rendezvous has confirmed yet */
 
 struct mesh_own {
     struct mesh_own *prev, *next;
@@ -336,12 +337,18 @@ static struct mesh_own *own_withdrawn(const struct gate_mesh *mesh,
     return NULL;
 }
 
-/* Of a node that has lost a rank before it was complete; NULL: out of memory. */
+/* Of a node that has lost a rank before it was complete; NULL: out of memory, or too many are kept already. */
 static struct mesh_own *own_new_lost(struct gate_mesh *mesh,
                                      const struct hvi_node_withdraw *withdrawn)
 {
-    struct mesh_own *own = calloc(1, sizeof(*own));
+    struct mesh_own *own;
+    size_t count = 0;
 
+    DL_FOREACH(mesh->own, own)
+    {
+        count += own->gone ? 1 : 0;
+    }
+    own = count < LOST_MAX ? calloc(1, sizeof(*own)) : NULL;
     if (own == NULL)
         return NULL; /* those that wait for it have their time run out */
     snprintf(own->registered.job, sizeof(own->registered.job), "%s", withdrawn->job);

@@ -355,9 +355,7 @@ static int on_tick(sd_event_source *source, uint64_t usec, void *user)
         open_and_tell(mesh);
     else if (mesh->open && mesh->of_nodes && now_ns >= mesh->look_ns)
         look_at_allowed(mesh);
-    if (!mesh->open)
-        return 0;
-    if (mesh->listens) {
+    if (mesh->open && mesh->listens) {
         gate_socket_tick(mesh->socket, now_ns);
         mesh_listen_tick(mesh, now_ns);
     }

@@ -134,6 +134,7 @@ void mesh_join_answered(struct gate_mesh *mesh, const struct hvi_node_roster *ro
 struct mesh_seed *mesh_join_seed(struct gate_mesh *mesh);
 /* Owns the body's memory in any case. */
 void mesh_join_say(struct mesh_seed *seed, struct hvi_mesh_msg *msg);
+/* Also while the mesh is not open: what is too late is forgotten. */
 void mesh_join_tick(struct gate_mesh *mesh, uint64_t now_ns);
 void mesh_join_rows(const struct gate_mesh *mesh, uint64_t now_ns, struct hvi_admin_reply *reply);
 /* Closes the connections: what has been registered stays, for the next ones. */
