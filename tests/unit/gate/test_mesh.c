@@ -1220,7 +1220,7 @@ static uint32_t seed_port;
 
 static void write_key(int side, const char *name, const char *text)
 {
-    char file[160];
+    char file[512];
 
     snprintf(file, sizeof(file), "%s/%d/%s", dir, side, name);
     FILE *out = fopen(file, "we");
@@ -1240,7 +1240,7 @@ static void allow(int side, int other)
 
 static void disallow(int side, int other)
 {
-    char file[160];
+    char file[512];
 
     snprintf(file, sizeof(file), "%s/%d/allow/%s", dir, side, node_names[other]);
     ck_assert_int_eq(unlink(file), 0);
@@ -1248,7 +1248,7 @@ static void disallow(int side, int other)
 
 static void prepare_seeds(void)
 {
-    char text[160];
+    char text[512];
 
     seed_port = 20600 + (uint32_t)getpid() % 20000;
     for (int i = 0; i < SIDES; i++)
