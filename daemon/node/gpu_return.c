@@ -4,11 +4,13 @@
  *   worker ── GpuReturn, its engines' pids ──► attach.sock ──► in the table: up, with a want for each of these engines
  *   engine ── EngineHello ──────────────────► attach.sock ──► the want of its pid has an engine
  *
- * Either may come first. A want whose engine does not come within gpu-idle is of one that ended meanwhile.
+ * Either may come first. A want whose engine does not come within 10 s, or gpu-idle if that is longer, is of one that ended
+ * meanwhile.
  *
  * The kernel says which process of which user it is; the rest is the worker's word, which its own job alone suffers from. */
 #include "daemon/node/gpu_room.h"
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/status.h"
 
@@ -17,6 +19,8 @@
 #include <string.h>
 
 #include <utlist.h>
+
+#define ENGINES_NS (10 * HVI_NS_SEC) /* engines look for hvdd each 250 ms; a stopped or loaded node takes its time */
 
 /* Its engines are known by their pids alone. False: no memory. */
 static bool add_wants(struct node_worker *worker, const struct hvi_gpu_return *said)
@@ -48,9 +52,11 @@ static int on_unreturned(sd_event_source *source, uint64_t usec, void *user)
 
 static bool watch(struct node_worker *worker)
 {
+    const uint64_t idle_ns = (uint64_t)worker->gpu->config->gpu_idle;
+
     return node_worker_start_beats(worker->gpu) >= 0 && node_worker_watch_stranger(worker) >= 0 &&
            node_worker_watch_link(worker) >= 0 &&
-           node_worker_arm(worker, (uint64_t)worker->gpu->config->gpu_idle, on_unreturned);
+           node_worker_arm(worker, idle_ns > ENGINES_NS ? idle_ns : ENGINES_NS, on_unreturned);
 }
 
 /* What stands against it; NULL: nothing. */

@@ -451,6 +451,20 @@ static void engine_back(int index)
     node_gpu_engine_back(&gpu, &asker);
 }
 
+static void run_for_ms(int64_t ms)
+{
+    const uint64_t end = hvi_deadline_after(ms * (int64_t)HVI_NS_MS);
+
+    while (!hvi_deadline_passed(end))
+        ck_assert_int_ge(sd_event_run(event, 1000), 0);
+}
+
+/* Its engines have had their time. */
+static void end_patience(void)
+{
+    ck_assert_int_ge(sd_event_source_set_time_relative(gpu.workers->timer, 0), 0);
+}
+
 static const char *first_state;
 static bool is_in_state(void)
 {
@@ -482,6 +496,31 @@ START_TEST(a_worker_whose_engines_do_not_come_back_is_idle_and_then_ends)
 
     config.gpu_idle = 30 * (int64_t)HVI_NS_MS;
     ck_assert(come_back(&said, &stranger));
+    end_patience();
+    first_state = "ending";
+    run_until(is_in_state, "it is to end");
+    end_stranger(&stranger);
+    ck_assert_int_eq(answer_count, 0);
+}
+END_TEST
+
+START_TEST(a_worker_that_may_not_be_idle_waits_for_its_engines_all_the_same)
+{
+    const struct hvi_gpu_return said = said_by();
+    struct stranger stranger;
+
+    config.gpu_idle = 0;
+    ck_assert(come_back(&said, &stranger));
+    run_for_ms(100);
+    ck_assert_str_eq(state_of_first(), "up");
+    engine_back(0);
+    engine_back(1);
+    end_patience();
+    run_for_ms(10);
+    ck_assert_str_eq(state_of_first(), "up");
+    node_gpu_engine_gone(&gpu, engine_at(0));
+    ck_assert_str_eq(state_of_first(), "up");
+    node_gpu_engine_gone(&gpu, engine_at(1));
     first_state = "ending";
     run_until(is_in_state, "it is to end");
     end_stranger(&stranger);
@@ -652,6 +691,7 @@ int main(void)
     tcase_add_test(tcase, an_engine_that_goes_before_its_worker_is_up_hears_nothing);
     tcase_add_test(tcase, a_worker_that_comes_back_is_watched_and_belongs_to_its_engines);
     tcase_add_test(tcase, a_worker_whose_engines_do_not_come_back_is_idle_and_then_ends);
+    tcase_add_test(tcase, a_worker_that_may_not_be_idle_waits_for_its_engines_all_the_same);
     tcase_add_test(tcase, a_worker_that_came_back_serves_the_next_engine);
     tcase_add_loop_test(tcase, a_worker_is_not_taken_back_that, 0, 3);
     tcase_add_test(tcase, hvdd_ends_all_workers_and_starts_no_more);
