@@ -100,24 +100,68 @@ static void hang_up(struct gpu_worker *worker)
         gpu_guard_end(worker, 0);
 }
 
-/* It answers as it answers strangers. */
-static void be_refused(struct gpu_worker *worker)
+static void look_later(struct gpu_worker *worker);
+
+/* hvdd has gone. */
+static void lose(struct gpu_worker *worker)
 {
+    hang_up(worker);
+    if (worker->engines == NULL)
+        return;
+    if (!worker->is_back)
+        HVI_LOG(HVI_LOG_WARN, "link", "no-hvdd", "hvdd has gone; engines are served on", "");
+    else if (worker->retry_ns < RETRY_MOST_NS)
+        worker->retry_ns *= 2; /* until the first beat */
+    look_later(worker);
+}
+
+/* hvdd answers a GpuReturn with an AttachReply, or takes the worker and sends a GpuMsg. Each of them has the numbers of some of
+ * the other's kinds, but what an AttachReply has to have is in no GpuMsg. */
+static bool is_refusal(const struct hvi_packet *packet, struct hvi_attach_reply *reply_p)
+{
+    struct hvi_packet_msg msg;
+
+    if (hvi_packet_msg_decode(packet->bytes, packet->length, &msg, NULL, 0) != HVI_OK)
+        return false;
+    const bool is_one = msg.kind == HVI_PACKET_ATTACH_REPLY;
+    if (is_one)
+        *reply_p = msg.attach_reply;
+    hvi_packet_msg_free(&msg);
+    return is_one;
+}
+
+/* For good, or because of what passes: it is full, it stops, it is out of memory. */
+static void be_refused(struct gpu_worker *worker, const struct hvi_attach_reply *reply)
+{
+    const bool for_good = reply->status == HVI_ERR_REFUSED || reply->status == HVI_ERR_PROTOCOL ||
+                          reply->status == HVI_ERR_VERSION;
+
+    if (!for_good) {
+        lose(worker);
+        return;
+    }
     HVI_LOG(HVI_LOG_WARN, "link", "return-refused",
-            "hvdd does not take this worker back; engines are served on", "job=%s",
-            worker->start.job);
+            "hvdd does not take this worker back; engines are served on", "job=%s why=\"%s\"",
+            worker->start.job, reply->text);
     hang_up(worker);
 }
 
 static void read_message(struct gpu_worker *worker)
 {
     struct hvi_packet *packet = &worker->packet;
+    struct hvi_attach_reply reply;
     struct hvi_gpu_msg msg;
     int fd;
 
+    if (worker->is_back && is_refusal(packet, &reply)) {
+        be_refused(worker, &reply);
+        return;
+    }
     if (hvi_gpu_msg_decode(packet->bytes, packet->length, &msg, NULL, 0) != HVI_OK) {
+        reply = (struct hvi_attach_reply){.status = HVI_ERR_PROTOCOL,
+                                          .text = "its answer cannot be read"};
         if (worker->is_back)
-            be_refused(worker);
+            be_refused(worker, &reply);
         else
             fail(worker, "hvdd sent what cannot be read");
         return;
@@ -142,21 +186,6 @@ static void read_message(struct gpu_worker *worker)
     if (fd >= 0)
         close(fd);
     hvi_gpu_msg_free(&msg);
-}
-
-static void look_later(struct gpu_worker *worker);
-
-/* hvdd has gone. */
-static void lose(struct gpu_worker *worker)
-{
-    hang_up(worker);
-    if (worker->engines == NULL)
-        return;
-    if (!worker->is_back)
-        HVI_LOG(HVI_LOG_WARN, "link", "no-hvdd", "hvdd has gone; engines are served on", "");
-    else if (worker->retry_ns < RETRY_MOST_NS)
-        worker->retry_ns *= 2; /* until the first beat */
-    look_later(worker);
 }
 
 static int on_link(sd_event_source *source, int fd, uint32_t events, void *user)

@@ -9,6 +9,7 @@
 #include "tests/unit/hvt_main.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -249,22 +250,61 @@ START_TEST(it_comes_back_to_the_next_hvdd_and_obeys_it)
 }
 END_TEST
 
-/* It answers as it answers strangers. 0: while an engine is there; 1: when none is left. */
+static void send_refusal(int status)
+{
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_ATTACH_REPLY,
+                                 .attach_reply = {.status = status,
+                                                  .text = "the test does not want it",
+                                                  .protocol_version = HVI_PROTOCOL_VERSION,
+                                                  .abi_version = HVI_ABI_VERSION}};
+    static unsigned char bytes[HVI_PACKET_BYTES_MAX];
+    size_t length;
+
+    ck_assert_int_eq(hvi_packet_msg_encode(&msg, bytes, sizeof(bytes), &length), HVI_OK);
+    ck_assert_int_eq(hvi_packet_send(worker.link_fd, bytes, length, NULL, 0, 0), HVI_OK);
+}
+
+static const int for_good[] = {HVI_ERR_REFUSED, HVI_ERR_PROTOCOL, HVI_ERR_VERSION, 0, 0};
+
+/* 0 to 3: while an engine is there, and 3 says what is no message; 4: when none is left. */
 START_TEST(a_hvdd_that_does_not_want_it_is_left_alone)
 {
     lose_hvdd();
+    struct pollfd next = {.fd = listener, .events = POLLIN};
     expect_return();
-    if (_i == 1) {
+    if (_i == 4) {
         hvt_engine_close(&worker);
         usleep(50000);
     }
-    ck_assert_int_eq(send(worker.link_fd, "no", 2, MSG_NOSIGNAL), 2);
+    if (for_good[_i] != 0)
+        send_refusal(for_good[_i]);
+    else
+        ck_assert_int_eq(send(worker.link_fd, "no", 2, MSG_NOSIGNAL), 2);
     hvt_worker_expect_closed(&worker, worker.link_fd);
-    if (_i == 0) {
+    if (_i < 4) {
+        ck_assert_int_eq(poll(&next, 1, 400), 0); /* it would have looked again after 250 ms */
         ck_assert_int_eq(waitpid(worker.pid, NULL, WNOHANG), 0);
         hvt_engine_close(&worker);
     }
     ck_assert_int_eq(hvt_worker_end(&worker), 0);
+    end_listener();
+}
+END_TEST
+
+START_TEST(a_hvdd_that_cannot_take_it_now_is_asked_again)
+{
+    static const int now[] = {HVI_ERR_DAEMON_LIMIT, HVI_ERR_DAEMON, HVI_ERR_DRAINING};
+    struct hvi_gpu_msg beat = {.kind = HVI_GPU_BEAT, .beat = {7}};
+
+    lose_hvdd();
+    expect_return();
+    send_refusal(now[_i]);
+    hvt_worker_expect_closed(&worker, worker.link_fd);
+    close(worker.link_fd);
+    expect_return();
+    hvt_worker_send(worker.link_fd, &beat, NULL, 0);
+    hvt_worker_hear(&worker, worker.link_fd);
+    ck_assert_uint_eq(worker.msg.beat.number, 7);
     end_listener();
 }
 END_TEST
@@ -364,7 +404,8 @@ int main(void)
     tcase_add_test(tcase, what_no_engine_says_ends_its_socket_and_poisons_its_pages);
     tcase_add_test(tcase, it_serves_engines_on_when_hvdd_has_gone_and_ends_with_the_last);
     tcase_add_test(tcase, it_comes_back_to_the_next_hvdd_and_obeys_it);
-    tcase_add_loop_test(tcase, a_hvdd_that_does_not_want_it_is_left_alone, 0, 2);
+    tcase_add_loop_test(tcase, a_hvdd_that_does_not_want_it_is_left_alone, 0, 5);
+    tcase_add_loop_test(tcase, a_hvdd_that_cannot_take_it_now_is_asked_again, 0, 3);
     tcase_add_test(tcase, it_ends_with_hvdd_when_no_engine_has_it);
     tcase_add_test(tcase, a_gpu_that_is_not_there_is_said);
     tcase_add_loop_test(tcase, a_gpu_that_cannot_be_opened_is_said, 0, 2);
