@@ -63,13 +63,18 @@ static bool watch(struct node_worker *worker)
 static const char *check(const struct node_gpu *gpu, const struct hvi_gpu_return *said)
 {
     const struct node_gpu_asker asker = {.job = said->job, .uid = said->uid};
+    const uid_t uid = said->uid;
 
+    if (gpu->config->gpu == 0)
+        return "hvdd has no workers for GPUs (gpu = no)";
     if (said->protocol_version != HVI_PROTOCOL_VERSION)
         return "it speaks another protocol version";
     if (gpu->stopping)
         return "hvdd is stopping";
     if (node_worker_find(gpu, &asker, said->uuid) != NULL)
         return "its job has another worker for its GPU already";
+    if (node_gpu_count(gpu, &uid) >= (uint64_t)gpu->config->gpu_workers_per_user)
+        return "its user has as many workers for GPUs as it may (gpu-workers-per-user)";
     if (node_gpu_count(gpu, NULL) >= (uint64_t)gpu->config->gpu_workers)
         return "hvdd has as many workers for GPUs as it may (gpu-workers)";
     return NULL;

@@ -546,7 +546,10 @@ START_TEST(a_worker_is_not_taken_back_that)
 {
     static const char *const due[] = {"it speaks another protocol version",
                                       "its job has another worker for its GPU already",
-                                      "hvdd has as many workers for GPUs as it may (gpu-workers)"};
+                                      "hvdd has as many workers for GPUs as it may (gpu-workers)",
+                                      "its user has as many workers for GPUs as it may "
+                                      "(gpu-workers-per-user)",
+                                      "hvdd has no workers for GPUs (gpu = no)"};
     struct hvi_gpu_return said = said_by();
     struct stranger first, second;
 
@@ -555,7 +558,11 @@ START_TEST(a_worker_is_not_taken_back_that)
         said.protocol_version++;
     if (_i == 2)
         config.gpu_workers = 1;
-    said.uuid[15] ^= _i == 2;
+    if (_i == 3)
+        config.gpu_workers_per_user = 1;
+    if (_i == 4)
+        config.gpu = 0;
+    said.uuid[15] ^= _i >= 2;
     ck_assert(!come_back(&said, &second));
     ck_assert_int_eq(hvt_log_count("return-refused"), 1);
     ck_assert_int_eq(hvt_log_count(due[_i]), 1);
@@ -693,7 +700,7 @@ int main(void)
     tcase_add_test(tcase, a_worker_whose_engines_do_not_come_back_is_idle_and_then_ends);
     tcase_add_test(tcase, a_worker_that_may_not_be_idle_waits_for_its_engines_all_the_same);
     tcase_add_test(tcase, a_worker_that_came_back_serves_the_next_engine);
-    tcase_add_loop_test(tcase, a_worker_is_not_taken_back_that, 0, 3);
+    tcase_add_loop_test(tcase, a_worker_is_not_taken_back_that, 0, 5);
     tcase_add_test(tcase, hvdd_ends_all_workers_and_starts_no_more);
     tcase_add_test(tcase, fences_are_poisoned_with_their_engine);
     tcase_add_loop_test(tcase, the_words_of_an_engine_that_has_gone_wait_for_its_worker, 0, 2);
