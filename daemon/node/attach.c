@@ -352,17 +352,27 @@ static void handle_hello(struct node_pending *pending, const struct hvi_engine_h
     pending_free(pending);
 }
 
-/* Whatever becomes of it, it is not answered: it sees its connection stay or end, and its engines have it as before. */
+/* One that is taken gets no answer but its beats. Whatever becomes of it, its engines have it as before. */
 static void handle_return(struct node_pending *pending, const struct hvi_gpu_return *said)
 {
+    char text[HVI_TEXT_MAX + 1];
+    const char *why;
+
     if (pending->peer.uid != pending->node->uid) {
         pending_refuse(pending, HVI_ERR_REFUSED,
                        "only workers that a hvdd of this service has started may come back");
         return;
     }
     pending->io = sd_event_source_disable_unref(pending->io);
-    if (node_link_return(pending->node, &pending->peer, said, pending->fd, pending->pidfd))
-        pending->fd = pending->pidfd = -1;
+    int status =
+        node_link_return(pending->node, &pending->peer, said, pending->fd, pending->pidfd, &why);
+    if (status != HVI_OK) {
+        snprintf(text, sizeof(text), "a worker for a GPU of job '%s' is not taken back: %s",
+                 said->job, why);
+        pending_refuse(pending, status, text);
+        return;
+    }
+    pending->fd = pending->pidfd = -1;
     pending_free(pending);
 }
 

@@ -20,7 +20,7 @@
 
 #include <utlist.h>
 
-#define ENGINES_NS (10 * HVI_NS_SEC) /* engines look for hvdd each 250 ms; a stopped or loaded node takes its time */
+#define ENGINES_NS (10 * HVI_NS_SEC) /* they look for hvdd each 250 ms; a loaded node needs longer */
 
 /* Its engines are known by their pids alone. False: no memory. */
 static bool add_wants(struct node_worker *worker, const struct hvi_gpu_return *said)
@@ -59,37 +59,48 @@ static bool watch(struct node_worker *worker)
            node_worker_arm(worker, idle_ns > ENGINES_NS ? idle_ns : ENGINES_NS, on_unreturned);
 }
 
-/* What stands against it; NULL: nothing. */
-static const char *check(const struct node_gpu *gpu, const struct hvi_gpu_return *said)
+static int refuse(const char **why_p, int status, const char *why)
+{
+    *why_p = why;
+    return status;
+}
+
+/* HVI_OK: nothing stands against it. */
+static int check(const struct node_gpu *gpu, const struct hvi_gpu_return *said, const char **why_p)
 {
     const struct node_gpu_asker asker = {.job = said->job, .uid = said->uid};
     const uid_t uid = said->uid;
 
     if (gpu->config->gpu == 0)
-        return "hvdd has no workers for GPUs (gpu = no)";
+        return refuse(why_p, HVI_ERR_REFUSED, "hvdd has no workers for GPUs (gpu = no)");
     if (said->protocol_version != HVI_PROTOCOL_VERSION)
-        return "it speaks another protocol version";
+        return refuse(why_p, HVI_ERR_VERSION, "it speaks another protocol version");
     if (gpu->stopping)
-        return "hvdd is stopping";
+        return refuse(why_p, HVI_ERR_DRAINING, "hvdd is stopping");
     if (node_worker_find(gpu, &asker, said->uuid) != NULL)
-        return "its job has another worker for its GPU already";
+        return refuse(why_p, HVI_ERR_REFUSED, "its job has another worker for its GPU already");
     if (node_gpu_count(gpu, &uid) >= (uint64_t)gpu->config->gpu_workers_per_user)
-        return "its user has as many workers for GPUs as it may (gpu-workers-per-user)";
+        return refuse(why_p, HVI_ERR_REFUSED,
+                      "its user has as many workers for GPUs as it may (gpu-workers-per-user)");
     if (node_gpu_count(gpu, NULL) >= (uint64_t)gpu->config->gpu_workers)
-        return "hvdd has as many workers for GPUs as it may (gpu-workers)";
-    return NULL;
+        return refuse(why_p, HVI_ERR_REFUSED,
+                      "hvdd has as many workers for GPUs as it may (gpu-workers)");
+    return HVI_OK;
 }
 
-static const char *take(struct node_gpu *gpu, const struct hvi_gpu_return *said, pid_t pid, int fd,
-                        int pidfd)
+int node_gpu_return(struct node_gpu *gpu, const struct hvi_gpu_return *said, pid_t pid, int fd,
+                    int pidfd, const char **why_p)
 {
     const struct node_gpu_asker asker = {.job = said->job, .uid = said->uid};
     struct hvi_gpu_wanted wanted = {0};
+    int status = check(gpu, said, why_p);
 
+    if (status != HVI_OK)
+        return status;
     memcpy(wanted.uuid, said->uuid, sizeof(wanted.uuid));
     struct node_worker *worker = node_worker_new(gpu, &asker, &wanted);
     if (worker == NULL)
-        return "hvdd is out of memory";
+        return refuse(why_p, HVI_ERR_DAEMON, "hvdd is out of memory");
     worker->instance = said->instance;
     worker->pid = pid;
     worker->link_fd = fd;
@@ -99,25 +110,13 @@ static const char *take(struct node_gpu *gpu, const struct hvi_gpu_return *said,
     if (!add_wants(worker, said) || !watch(worker)) {
         worker->link_fd = worker->pidfd = -1; /* they stay the caller's */
         node_worker_free(worker);
-        return "hvdd is out of memory or descriptors";
+        return refuse(why_p, HVI_ERR_DAEMON, "hvdd is out of memory or descriptors");
     }
     node_worker_set_state(worker, NODE_WORKER_UP, "it has come back");
     HVI_LOG(HVI_LOG_INFO, "gpu", "worker-back", "a worker of an earlier hvdd has connected again",
             "gpu=%s job=%s uid=%u pid=%d", worker->name, worker->job, (unsigned)worker->uid,
             (int)worker->pid);
-    return NULL;
-}
-
-bool node_gpu_return(struct node_gpu *gpu, const struct hvi_gpu_return *said, pid_t pid, int fd,
-                     int pidfd)
-{
-    const char *why = check(gpu, said);
-
-    if (why == NULL)
-        why = take(gpu, said, pid, fd, pidfd);
-    if (why != NULL)
-        HVI_LOG(HVI_LOG_WARN, "gpu", "return-refused", why, "pid=%d job=%s", (int)pid, said->job);
-    return why == NULL;
+    return HVI_OK;
 }
 
 void node_gpu_engine_back(struct node_gpu *gpu, const struct node_gpu_asker *asker)

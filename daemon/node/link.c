@@ -755,17 +755,18 @@ int node_link_hello(struct node *node, const struct node_peer *peer,
     return HVI_OK;
 }
 
-bool node_link_return(struct node *node, const struct node_peer *peer,
-                      const struct hvi_gpu_return *said, int fd, int pidfd)
+int node_link_return(struct node *node, const struct node_peer *peer,
+                     const struct hvi_gpu_return *said, int fd, int pidfd, const char **why_p)
 {
     struct node_engine *engine;
+    int status = node_gpu_return(&node->gpu, said, peer->pid, fd, pidfd, why_p);
 
-    if (!node_gpu_return(&node->gpu, said, peer->pid, fd, pidfd))
-        return false;
+    if (status != HVI_OK)
+        return status;
     DL_FOREACH(node->engines, engine)
     {
         const struct node_gpu_asker asker = asker_of(engine);
         node_gpu_engine_back(&node->gpu, &asker);
     }
-    return true;
+    return HVI_OK;
 }

@@ -323,9 +323,9 @@ void node_link_presence(struct node_engine *engine);
 /* An EngineHello: rebuilds the generation. On HVI_OK owns fd and pidfd; logs. */
 int node_link_hello(struct node *node, const struct node_peer *peer,
                     const struct hvi_engine_hello *hello, int fd, int pidfd);
-/* A GpuReturn: engines that are back find the worker. True: it owns fd and pidfd; logs. */
-bool node_link_return(struct node *node, const struct node_peer *peer,
-                      const struct hvi_gpu_return *said, int fd, int pidfd);
+/* A GpuReturn: engines that are back find the worker. As node_gpu_return. */
+int node_link_return(struct node *node, const struct node_peer *peer,
+                     const struct hvi_gpu_return *said, int fd, int pidfd, const char **why_p);
 /* What workers of GPUs need of hvdd. Their user is the node. */
 extern const struct node_gpu_calls node_link_gpu_calls;
 /* Frees all engines without ending them: they outlive hvdd. */

@@ -373,6 +373,25 @@ START_TEST(another_user_who_names_a_job_as_mine_is_called_gets_one_of_his_own)
 }
 END_TEST
 
+/* Else it would knock for ever. */
+START_TEST(a_worker_that_is_not_taken_back_is_told_why)
+{
+    static const char *const without[] = {"--private", "--gpu=no", NULL};
+    const struct hvi_packet_msg msg = {
+        .kind = HVI_PACKET_GPU_RETURN,
+        .gpu_return = {.protocol_version = HVI_PROTOCOL_VERSION, .job = "g", .instance = 1}};
+    int fd;
+
+    start(NULL, without);
+    rig_send(fd = rig_connect(&rig), &msg);
+    assert_refused(fd, HVI_ERR_REFUSED,
+                   "a worker for a GPU of job 'g' is not taken back: hvdd has no workers for GPUs "
+                   "(gpu = no)");
+    ck_assert_int_eq(rig_log_count(&rig, "is not taken back"), 1);
+    stop();
+}
+END_TEST
+
 START_TEST(a_private_hvdd_refuses_even_root)
 {
     int fd;
@@ -476,6 +495,7 @@ int main(void)
     tcase_add_test(tcase, open_and_close_in_a_row_always_finds_a_free_place);
     tcase_add_test(tcase, a_client_that_goes_away_while_its_rank_is_held_leaves_nothing);
     tcase_add_test(tcase, another_user_who_names_a_job_as_mine_is_called_gets_one_of_his_own);
+    tcase_add_test(tcase, a_worker_that_is_not_taken_back_is_told_why);
     tcase_add_test(tcase, a_private_hvdd_refuses_even_root);
     tcase_add_test(tcase, running_out_of_descriptors_neither_spins_nor_kills_hvdd);
     suite_add_tcase(suite, tcase);
