@@ -7,7 +7,8 @@
  * Either may come first. A want whose engine does not come within 10 s, or gpu-idle if that is longer, is of one that ended
  * meanwhile.
  *
- * The kernel says which process of which user it is; the rest is the worker's word, which its own job alone suffers from. */
+ * The kernel says which process of which user it is; the rest is the worker's word. As a service all workers have hvdd's user,
+ * and a process of that user may lie about user and job: so it may take the place of another job's worker. */
 #include "daemon/node/gpu_room.h"
 
 #include "base/clock.h"
@@ -20,7 +21,8 @@
 
 #include <utlist.h>
 
-#define ENGINES_NS (10 * HVI_NS_SEC) /* they look for hvdd each 250 ms; a loaded node needs longer */
+/* Engines look for hvdd each 250 ms; a loaded node takes longer. */
+#define ENGINES_NS (10 * HVI_NS_SEC)
 
 /* Its engines are known by their pids alone. False: no memory. */
 static bool add_wants(struct node_worker *worker, const struct hvi_gpu_return *said)
