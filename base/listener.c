@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/time.h>
@@ -85,4 +86,22 @@ int hvi_listener_connect(int socket_fd, const struct sockaddr_un *address, uint6
         error = errno;
     } while (error == EINTR || (error == EAGAIN && !hvi_deadline_passed(deadline_ns)));
     return error;
+}
+
+int hvi_listener_try(const char *path)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    const size_t length = strlen(path);
+
+    if (length == 0 || length >= sizeof(address.sun_path))
+        return -EINVAL;
+    memcpy(address.sun_path, path, length);
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0)
+        return -errno;
+    if (connect(fd, (const struct sockaddr *)&address, sizeof(address)) == 0)
+        return fd;
+    int error = errno;
+    close(fd);
+    return -error;
 }

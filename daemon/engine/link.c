@@ -21,8 +21,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #define MESSAGES_AT_ONCE 16
@@ -370,20 +368,11 @@ static bool is_hvdd(const struct engine *engine, int fd)
 /* -1: not now; *full_p: because too many wait before us. */
 static int connect_hvdd(const struct engine *engine, bool *full_p)
 {
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    size_t length = strlen(engine->start.attach_path);
+    int fd = hvi_listener_try(engine->start.attach_path);
 
-    *full_p = false;
-    if (length == 0 || length >= sizeof address.sun_path)
-        return -1;
-    memcpy(address.sun_path, engine->start.attach_path, length);
-    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd < 0)
-        return -1;
-    if (connect(fd, (struct sockaddr *)&address, sizeof address) != 0)
-        *full_p = errno == EAGAIN;
-    else if (is_hvdd(engine, fd))
-        return fd;
+    *full_p = fd == -EAGAIN;
+    if (fd < 0 || is_hvdd(engine, fd))
+        return fd < 0 ? -1 : fd;
     close(fd);
     return -1;
 }

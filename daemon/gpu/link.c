@@ -15,8 +15,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <utlist.h>
@@ -209,22 +207,14 @@ static int on_link(sd_event_source *source, int fd, uint32_t events, void *user)
 
 /* ---- another hvdd ---- */
 
-/* -1: not now. */
+/* -1: not now. Where the queue is full it is not tried sooner, as engines do: no rank waits for a worker. */
 static int connect_hvdd(const struct gpu_worker *worker)
 {
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    const size_t length = strlen(worker->start.attach_path);
-    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    int fd = hvi_listener_try(worker->start.attach_path);
     uid_t uid;
 
-    if (fd < 0)
-        return -1;
-    if (length < sizeof(address.sun_path)) {
-        memcpy(address.sun_path, worker->start.attach_path, length);
-        if (connect(fd, (const struct sockaddr *)&address, sizeof(address)) == 0 &&
-            hvi_listener_is_ours(fd, &uid))
-            return fd;
-    }
+    if (fd < 0 || hvi_listener_is_ours(fd, &uid))
+        return fd < 0 ? -1 : fd;
     close(fd);
     return -1;
 }

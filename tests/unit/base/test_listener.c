@@ -117,6 +117,33 @@ START_TEST(the_process_of_root_is_believed)
 END_TEST
 
 /* One place in the queue, one more for who is let in. */
+START_TEST(a_path_is_tried_once)
+{
+    char folder[] = "/tmp/hvt-listener-XXXXXX", path[200];
+    struct sockaddr_un name = {.sun_family = AF_UNIX};
+    int server = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+
+    ck_assert_ptr_nonnull(mkdtemp(folder));
+    snprintf(name.sun_path, sizeof(name.sun_path), "%s/s", folder);
+    ck_assert_int_eq(hvi_listener_try(name.sun_path), -ENOENT);
+    ck_assert_int_eq(bind(server, (struct sockaddr *)&name, sizeof(name)), 0);
+    ck_assert_int_eq(hvi_listener_try(name.sun_path), -ECONNREFUSED);
+    ck_assert_int_eq(listen(server, 0), 0);
+    int fd = hvi_listener_try(name.sun_path);
+    ck_assert_int_ge(fd, 0);
+    ck_assert_int_ne(fcntl(fd, F_GETFL) & O_NONBLOCK, 0);
+    ck_assert_int_eq(hvi_listener_try(name.sun_path), -EAGAIN);
+    memset(path, 'a', sizeof(path) - 1);
+    path[sizeof(path) - 1] = '\0';
+    ck_assert_int_eq(hvi_listener_try(path), -EINVAL);
+    ck_assert_int_eq(hvi_listener_try(""), -EINVAL);
+    close(fd);
+    close(server);
+    unlink(name.sun_path);
+    rmdir(folder);
+}
+END_TEST
+
 START_TEST(a_place_in_a_queue_that_is_full_is_waited_for_until_the_deadline)
 {
     struct sockaddr_un name = {.sun_family = AF_UNIX};
@@ -153,6 +180,7 @@ int main(void)
     tcase_add_test(tcase, the_process_of_another_user_is_believed_only_where_it_is_named);
     tcase_add_test(tcase, the_process_of_the_owner_of_a_named_directory_is_believed);
     tcase_add_test(tcase, the_process_of_root_is_believed);
+    tcase_add_test(tcase, a_path_is_tried_once);
     tcase_add_test(tcase, a_place_in_a_queue_that_is_full_is_waited_for_until_the_deadline);
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);
