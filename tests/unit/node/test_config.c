@@ -309,27 +309,12 @@ END_TEST
 
 START_TEST(only_what_can_change_in_a_running_hvdd_is_marked_for_reload)
 {
-    static const char *const restart[] = {"runtime-dir",
-                                          "private",
-                                          "engine",
-                                          "gate",
-                                          "engine-socket",
-                                          "gate-socket",
-                                          "admin-mode",
-                                          "mesh-listen",
-                                          "mesh-join",
-                                          "rendezvous",
-                                          "mesh-key",
-                                          "port-range",
-                                          "interface",
-                                          "net-transport",
-                                          "trusted-networks",
-                                          "start-timeout",
-                                          "gpu-program",
-                                          "gpu-socket",
-                                          "max-admin",
-                                          "max-admin-per-user",
-                                          "admin-rate-per-user"};
+    static const char *const restart[] = {
+        "runtime-dir",        "private",     "engine",      "gate",          "engine-socket",
+        "gate-socket",        "admin-mode",  "mesh-listen", "mesh-join",     "rendezvous",
+        "mesh-key",           "port-range",  "interface",   "net-transport", "trusted-networks",
+        "start-timeout",      "gpu-program", "gpu-socket",  "max-admin",     "max-admin-per-user",
+        "admin-rate-per-user"};
     static const char *const command[] = {"ready-fd", "parent-fd"};
     /* What EngineStart says, an engine hears once. */
     static const char *const later[] = {"threads",    "region-limit", "regions-per-session",
