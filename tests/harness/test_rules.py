@@ -210,6 +210,9 @@ add_test(chance.race "/bin/sh" "-c" "test -e race || { touch race; echo 'WARNING
 add_test(chance.crash "/bin/sh" "-c" "test -e crash || { touch crash; kill -SEGV $$; }")
 add_test(chance.hang "/bin/sh" "-c" "test -e hang || { touch hang; sleep 9; }")
 set_tests_properties(chance.hang PROPERTIES TIMEOUT 1)
+if(CTEST_CONFIGURATION_TYPE MATCHES "^Nightly$")
+  add_test(nightly.bad "/bin/false")
+endif()
 """
 
 
@@ -266,6 +269,11 @@ def test_a_test_that_failed_by_chance_is_listed(tmp_path):
 @pytest.mark.parametrize("tests", ["twice", "race", "crash", "hang", "once|unit.bad", "once|race", "once|twice|unit.bad"])
 def test_what_fails_twice_crashes_hangs_or_races_did_not_fail_by_chance(tmp_path, tests):
     done = ctest(tmp_path, "", "-R", tests)
+    assert done.returncode == 8 and "FLAKY" not in done.stdout, done.stdout
+
+
+def test_a_test_of_one_configuration_that_fails_is_found_again(tmp_path):
+    done = ctest(tmp_path, "", "-C", "Nightly", "-R", "nightly.bad")
     assert done.returncode == 8 and "FLAKY" not in done.stdout, done.stdout
 
 
