@@ -216,16 +216,23 @@ def gloo_built() -> bool:
     return False
 
 
+def _nobody_elses(path: str) -> bool:
+    """Whether only root or this user can have written it. An answer comes through hvdd's gate, which strangers talk to."""
+    told = os.stat(path)
+    return told.st_uid in (0, os.geteuid()) and not told.st_mode & 0o022
+
+
 def _workers() -> tuple[str, str, str]:
-    """The program hvdd-gpu, and the options gpu-kernels and gpu-library-path, of the hvdd that runs here; where none answers, or its
-    program is not to be seen here (a container), the program of this package. "": no worker is started."""
-    from hvd import admin  # pylint: disable=import-outside-toplevel
+    """The program hvdd-gpu, and the options gpu-kernels and gpu-library-path, of the hvdd that runs here; where none answers, or what it
+    names is not to be seen here (a container) or may be another user's, the program of this package. "": no worker is started."""
     try:
+        from hvd import admin  # pylint: disable=import-outside-toplevel  # which needs libzmq
         with admin.Admin() as asked:
             told = asked.status()
-        if not told.gpu_program or os.access(told.gpu_program, os.X_OK):
+        named = [told.gpu_program, told.gpu_kernels, *told.gpu_library_path.split(":")]
+        if not told.gpu_program or os.access(told.gpu_program, os.X_OK) and all(_nobody_elses(path) for path in named if path):
             return told.gpu_program, told.gpu_kernels, told.gpu_library_path
-    except (OSError, ValueError, MemoryError, RuntimeError):
+    except (OSError, ValueError, MemoryError, RuntimeError, ImportError):
         pass
     return _native.program_path("hvdd-gpu") or "", "", ""
 

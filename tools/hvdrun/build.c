@@ -8,6 +8,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define HVDD_NS   (5 * HVI_NS_SEC)
@@ -46,8 +47,27 @@ static void take_answer(char *answer, struct run_build *build)
             build->frameworks[i] |= strcmp(line, frameworks[i].module) == 0;
 }
 
-/* Why there is no answer, as of ask_program. The worker is the running hvdd's; where none answers, or its program is not to be seen
- * from here (a container), that beside this program. */
+/* Whether only root or this user can have written each path of a list. What hvdd says comes through its gate, which strangers talk
+ * to. */
+static bool is_nobody_elses(const char *list)
+{
+    char path[256];
+    size_t length;
+    for (const char *at = list; *at != '\0'; at += length + (at[length] != '\0')) {
+        struct stat st;
+        length = strcspn(at, ":");
+        if (length == 0)
+            continue;
+        if ((size_t)snprintf(path, sizeof path, "%.*s", (int)length, at) >= sizeof path ||
+            stat(path, &st) != 0 || (st.st_uid != 0 && st.st_uid != geteuid()) ||
+            (st.st_mode & 022) != 0)
+            return false;
+    }
+    return true;
+}
+
+/* Why there is no answer, as of ask_program. The worker is the running hvdd's; where none answers, or what it names is not to be
+ * seen from here (a container) or may be another user's, that beside this program. */
 static const char *ask_what_workers_find(const char *address, char *answer_p, size_t size)
 {
     struct hvd_admin *admin = NULL;
@@ -59,7 +79,10 @@ static const char *ask_what_workers_find(const char *address, char *answer_p, si
     const struct hvd_admin_daemon *daemon = reply != NULL ? reply->daemon : NULL;
     const char *why = "hvdd starts no workers";
     const bool told = daemon != NULL && daemon->gpu_program[0] != '\0';
-    if (daemon == NULL || (told && access(daemon->gpu_program, X_OK) != 0)) {
+    if (daemon == NULL ||
+        (told &&
+         (access(daemon->gpu_program, X_OK) != 0 || !is_nobody_elses(daemon->gpu_program) ||
+          !is_nobody_elses(daemon->gpu_kernels) || !is_nobody_elses(daemon->gpu_library_path)))) {
         why = ask_worker("--can", ANSWER_NS, answer_p, size);
     } else if (told) {
         char *const argv[] = {(char *)(uintptr_t)daemon->gpu_program, (char[]){"--can"},
