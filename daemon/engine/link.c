@@ -75,7 +75,7 @@ static int send_fences(struct engine *engine, const struct engine_rank *slot)
     return engine_sessions_send(&engine->sessions, engine->link_fd, &msg, &fences->page.map.fd, 1);
 }
 
-static void retry_soon(struct engine *engine);
+static void retry_later(struct engine *engine);
 
 static void listen_for(struct engine *engine, uint32_t events)
 {
@@ -113,7 +113,7 @@ void engine_link_tell_fences(struct engine *engine, engine_seat seat)
     if (status == HVI_ERR_TIMEOUT)
         engine_link_await_room(engine);
     else if (status == HVI_ERR_REFUSED) /* hvdd has not read the EngineHello */
-        retry_soon(engine);
+        retry_later(engine);
     else if (status != HVI_OK && status != HVI_ERR_CLOSED)
         HVI_LOG(HVI_LOG_WARN, "link", "message-lost", hvi_status_text(status), "job=%s rank=%d",
                 engine->start.job, slot->rank);
@@ -292,11 +292,6 @@ static uint64_t turn_ns(void)
     return QUEUE_NS + (uint64_t)(getpid() % QUEUE_TURNS) * HVI_NS_MS;
 }
 
-static void retry_soon(struct engine *engine)
-{
-    retry_after(engine, turn_ns());
-}
-
 static void hang_up(struct engine *engine)
 {
     engine->link_source = sd_event_source_disable_unref(engine->link_source);
@@ -436,10 +431,7 @@ static int on_retry(sd_event_source *source, uint64_t usec, void *user)
         return 0;
     engine->link_fd = connect_hvdd(engine, &full);
     if (engine->link_fd < 0) {
-        if (full)
-            retry_soon(engine);
-        else
-            retry_later(engine);
+        retry_after(engine, full ? turn_ns() : RETRY_NS);
         return 0;
     }
     if (say_hello(engine) != HVI_OK || engine_link_open(engine) != HVI_OK) {

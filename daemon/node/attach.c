@@ -155,6 +155,9 @@ static void hand_over(struct node_pending *pending, struct node_generation *gene
 
     pending->generation = generation;
     pending->rank = rank;
+    if (generation->engine
+            ->back) /* perhaps of an older version, which does not let regions in by itself */
+        hvi_packet_let_fds(pending->fd, true);
     sd_event_source_set_enabled(pending->io, SD_EVENT_OFF);
     sd_event_source_set_time_relative(pending->timer, (uint64_t)node->config.attach_timeout / 1000);
     sd_event_source_set_enabled(pending->timer, SD_EVENT_ONESHOT);

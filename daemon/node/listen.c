@@ -165,18 +165,23 @@ static int on_hellos_over(sd_event_source *source, uint64_t usec, void *user)
 
     (void)source, (void)usec;
     node->hellos_over = sd_event_source_disable_unref(node->hellos_over);
-    listen(node->attach_fd, HVI_PACE_BACKLOG);
+    hvi_packet_let_fds(node->attach_fd, false);
+    if (!node->attach_inherited)
+        listen(node->attach_fd, HVI_PACE_BACKLOG);
     return 0;
 }
 
-/* The hvdd before us was killed: ranks that find no engine are held (attach.c) until its engines had time to say hello. */
+/* The hvdd before us was killed: ranks that find no engine are held (attach.c) until its engines had time to say hello. Those of
+ * an older version send a descriptor right after it, so until then all are let in (base/discard.h). */
 static void await_hellos(struct node *node)
 {
     node->hellos_until_ns = hvi_deadline_after(HELLOS_NS);
-    if (!node->attach_inherited &&
-        sd_event_add_time_relative(node->event, &node->hellos_over, CLOCK_MONOTONIC,
+    if (sd_event_add_time_relative(node->event, &node->hellos_over, CLOCK_MONOTONIC,
                                    hvi_deadline_left(node->hellos_until_ns) / 1000, SLACK_US,
-                                   on_hellos_over, node) >= 0)
+                                   on_hellos_over, node) < 0)
+        return;
+    hvi_packet_let_fds(node->attach_fd, true);
+    if (!node->attach_inherited)
         listen(node->attach_fd, HELLOS_BACKLOG);
 }
 
@@ -222,6 +227,7 @@ void node_listen_close(struct node *node)
         unlink(node->attach_path);
         answer_backlog(node);
     }
+    hvi_packet_let_fds(node->attach_fd, true); /* the next hvdd may be an older one, which cannot */
     close(node->attach_fd);
     node->attach_fd = -1;
 }

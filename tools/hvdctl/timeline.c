@@ -90,6 +90,18 @@ static int request(int socket_fd, const struct hvi_packet_msg *msg, int fd, uint
     return status;
 }
 
+/* An older hvdd wants the file with the request. */
+static int request_of_old(const char *dir, const struct hvi_packet_msg *msg, int fd,
+                          uint64_t deadline_ns, int *status_p, char *text_p, size_t size)
+{
+    const int socket_fd = connect_hvdd(dir, deadline_ns);
+    if (socket_fd < 0)
+        return HVI_ERR_CLOSED;
+    const int status = exchange(socket_fd, msg, fd, deadline_ns, status_p, text_p, size);
+    close(socket_fd);
+    return status;
+}
+
 static const char *explain(int error)
 {
     switch (error) {
@@ -118,8 +130,10 @@ static int ask_hvdd(const struct ctl *ctl, const struct hvi_packet_msg *msg, int
                      explain(errno));
         return CTL_NO_DAEMON;
     }
-    const int status = request(socket_fd, msg, fd, deadline_ns, &verdict, text, sizeof text);
+    int status = request(socket_fd, msg, fd, deadline_ns, &verdict, text, sizeof text);
     close(socket_fd);
+    if (status == HVI_OK && verdict == HVI_ERR_PROTOCOL && fd >= 0)
+        status = request_of_old(place.dir, msg, fd, deadline_ns, &verdict, text, sizeof text);
     if (status != HVI_OK) {
         ctl_complain(ctl, status, "the hvdd in %s did not answer: %s", place.dir,
                      hvi_status_text(status));
