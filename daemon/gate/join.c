@@ -795,8 +795,11 @@ void mesh_join_rows(const struct gate_mesh *mesh, uint64_t now_ns, struct hvi_ad
         snprintf(row->name, sizeof(row->name), "%.63s",
                  mesh->of_nodes ? seed->name : seed->endpoint);
         snprintf(row->address, sizeof(row->address), "%s", seed->address);
+        const bool refused = seed->refused_ns != 0 && now_ns - seed->refused_ns < UP_NS;
         snprintf(row->state, sizeof(row->state), "%s",
-                 seed->heard_ns != 0 ? "listens" : "unreached");
+                 seed->heard_ns != 0 ? "listens"
+                 : refused           ? "refused"
+                                     : "unreached");
         row->heard_ns = seed->heard_ns != 0 ? now_ns - seed->heard_ns : 0;
     }
 }
