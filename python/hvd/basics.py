@@ -229,9 +229,14 @@ def _workers() -> tuple[str, str, str]:
         from hvd import admin  # pylint: disable=import-outside-toplevel  # which needs libzmq
         with admin.Admin() as asked:
             told = asked.status()
+        if not told.gpu_program:
+            return "", "", ""
         named = [told.gpu_program, told.gpu_kernels, *told.gpu_library_path.split(":")]
-        if not told.gpu_program or os.access(told.gpu_program, os.X_OK) and all(_nobody_elses(path) for path in named if path):
-            return told.gpu_program, told.gpu_kernels, told.gpu_library_path
+        if os.access(told.gpu_program, os.X_OK):
+            if told.gpu_kernels and not os.path.exists(told.gpu_kernels):
+                return "", "", ""
+            if all(_nobody_elses(path) for path in named if path):
+                return told.gpu_program, told.gpu_kernels, told.gpu_library_path
     except (OSError, ValueError, MemoryError, RuntimeError, ImportError):
         pass
     return _native.program_path("hvdd-gpu") or "", "", ""

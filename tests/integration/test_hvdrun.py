@@ -939,7 +939,7 @@ def test_check_build_is_about_the_hvdd_that_runs(launcher, options, mark):
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not may_be_made(), reason="needs root, to make a namespace")
-def test_check_build_in_a_container_asks_the_worker_that_is_there(launcher, tmp_path):
+def test_check_build_asks_a_worker_that_is_there_and_nobody_elses(launcher, tmp_path):
     """The path that hvdd outside names is not to be seen there."""
     outside, own = tmp_path / "outside" / "hvdd-gpu", tmp_path / "own" / "libexec" / "hvdd" / "hvdd-gpu"
     for place, kernels in ((outside, 0), (own, 1)):
@@ -956,6 +956,10 @@ def test_check_build_in_a_container_asks_the_worker_that_is_there(launcher, tmp_
         def told() -> str:
             return container.call(subprocess.run, [hvdrun, "--check-build"], env=environment, stdout=subprocess.PIPE, text=True,
                                   check=True, timeout=scaled(30)).stdout
+        assert "    [ ] NCCL\n" in told()
+        outside.chmod(0o777)  # anybody may have written it
+        assert "    [X] NCCL\n" in told()
+        outside.chmod(0o755)
         assert "    [ ] NCCL\n" in told()
         container.hide(outside.parent)
         assert "    [X] NCCL\n" in told()

@@ -5,6 +5,7 @@ import re
 import select
 import shutil
 import signal
+import sys
 
 import hvd.admin
 import pytest
@@ -32,6 +33,28 @@ def test_questions_about_gpus_are_about_the_hvdd_that_runs(daemon, admin, monkey
     monkeypatch.setenv("HVD_ADDRESS", str(daemon.address))
     assert basics._workers() == (admin.status().gpu_program, "", "") and admin.status().gpu_program.endswith("/hvdd-gpu")
     monkeypatch.setenv("HVD_ADDRESS", "/nonexistent")
+    assert basics._workers() == (_native.program_path("hvdd-gpu"), "", "")
+
+
+@pytest.mark.parametrize("option", ["gpu-program", "gpu-kernels", "gpu-library-path"])
+def test_nothing_is_run_that_another_user_may_have_written(monkeypatch, tmp_path, option):
+    from hvd import _native, basics
+    outside = shutil.copy(program("hvdd-gpu"), tmp_path)
+    other = tmp_path / "other"
+    other.mkdir(mode=0o755)
+    options = {"gpu-program": outside, "gpu-kernels": str(other), "gpu-library-path": f"/usr:{other}"}
+    with Daemon(options=options) as daemon:
+        monkeypatch.setenv("HVD_ADDRESS", str(daemon.address))
+        os.chmod(outside, 0o755)
+        assert basics._workers() == tuple(options.values())
+        os.chmod(outside if option == "gpu-program" else other, 0o777)
+        assert basics._workers() == (_native.program_path("hvdd-gpu"), "", "")
+
+
+def test_without_libzmq_questions_about_gpus_go_to_the_own_worker(monkeypatch):
+    from hvd import _native, basics
+    monkeypatch.setitem(sys.modules, "hvd.admin", None)  # its import raises ImportError
+    monkeypatch.delattr("hvd.admin")
     assert basics._workers() == (_native.program_path("hvdd-gpu"), "", "")
 
 

@@ -66,6 +66,23 @@ static bool is_nobody_elses(const char *list)
     return true;
 }
 
+static const char *ask_named(const struct hvd_admin_daemon *daemon, char *answer_p, size_t size)
+{
+    char *const argv[] = {(char *)(uintptr_t)daemon->gpu_program, (char[]){"--can"},
+                          (char *)(uintptr_t)daemon->gpu_kernels,
+                          (char *)(uintptr_t)daemon->gpu_library_path, NULL};
+    if (daemon->gpu_program[0] == '\0')
+        return "hvdd starts no workers";
+    if (access(daemon->gpu_program, X_OK) != 0)
+        return ask_worker("--can", ANSWER_NS, answer_p, size);
+    if (daemon->gpu_kernels[0] != '\0' && access(daemon->gpu_kernels, F_OK) != 0)
+        return "hvdd's kernels are not there";
+    if (!is_nobody_elses(daemon->gpu_program) || !is_nobody_elses(daemon->gpu_kernels) ||
+        !is_nobody_elses(daemon->gpu_library_path))
+        return ask_worker("--can", ANSWER_NS, answer_p, size);
+    return ask_program(argv, ANSWER_NS, answer_p, size);
+}
+
 /* Why there is no answer, as of ask_program. The worker is the running hvdd's; where none answers, or what it names is not to be
  * seen from here (a container) or may be another user's, that beside this program. */
 static const char *ask_what_workers_find(const char *address, char *answer_p, size_t size)
@@ -76,20 +93,9 @@ static const char *ask_what_workers_find(const char *address, char *answer_p, si
     hvd_admin_request_init(&request, HVD_ADMIN_STATUS);
     if (hvd_admin_open(address, &admin) == HVI_OK)
         (void)hvd_admin_ask(admin, &request, (int64_t)HVDD_NS, &reply);
-    const struct hvd_admin_daemon *daemon = reply != NULL ? reply->daemon : NULL;
-    const char *why = "hvdd starts no workers";
-    const bool told = daemon != NULL && daemon->gpu_program[0] != '\0';
-    if (daemon == NULL ||
-        (told &&
-         (access(daemon->gpu_program, X_OK) != 0 || !is_nobody_elses(daemon->gpu_program) ||
-          !is_nobody_elses(daemon->gpu_kernels) || !is_nobody_elses(daemon->gpu_library_path)))) {
-        why = ask_worker("--can", ANSWER_NS, answer_p, size);
-    } else if (told) {
-        char *const argv[] = {(char *)(uintptr_t)daemon->gpu_program, (char[]){"--can"},
-                              (char *)(uintptr_t)daemon->gpu_kernels,
-                              (char *)(uintptr_t)daemon->gpu_library_path, NULL};
-        why = ask_program(argv, ANSWER_NS, answer_p, size);
-    }
+    const char *why = reply != NULL && reply->daemon != NULL
+                          ? ask_named(reply->daemon, answer_p, size)
+                          : ask_worker("--can", ANSWER_NS, answer_p, size);
     hvd_admin_answer_free(reply);
     hvd_admin_close(admin);
     return why;
