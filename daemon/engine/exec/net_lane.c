@@ -498,7 +498,7 @@ static int receive_some(struct engine_wire_lane *lane, uintptr_t *address_p)
 {
     struct receive receive = {.lane = lane};
 
-    if (!lane->receiving)
+    if (!lane->receiving || lane->transport->needs_pages) /* a library is not left by a jump */
         return lane->transport->receive(lane->port);
     if (hvi_pages_run(touch_target, NULL, &receive, address_p))
         return receive.progress;

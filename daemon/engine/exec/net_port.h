@@ -34,7 +34,8 @@ static inline int engine_wire_stopped(bool *ready_p)
 
 struct engine_wire_transport {
     const char *name;
-    /* Memory that is posted has to have its pages. Else receive() and send() say what is missing. */
+    /* Memory that is posted has to have its pages, and a page that goes away meanwhile ends the process. Else receive()
+     * and send() say what is missing. */
     bool needs_pages;
     /* How long a work that has failed waits for what of it is being moved, before its lanes are given up. */
     uint64_t patience_ns;
