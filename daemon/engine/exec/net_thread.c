@@ -461,7 +461,7 @@ static void give_up_sending(struct engine_wire *net, struct engine_wire_work *wo
 {
     for (uint32_t i = 0; i < work->run_count && work->sending + work->holding > 0; i++) {
         struct engine_wire_lane *lane = lane_of(net, &work->runs[i]);
-        if (lane->sender == work)
+        if (lane->sender == work && !work->withdrawn)
             engine_wire_node_end(net, lane->node, "a message could not be sent to its end");
         else if (lane->holds && lane->receiver == work)
             engine_wire_node_end(net, lane->node, "a message has not come to its end");
@@ -473,8 +473,8 @@ static void tick_work(struct engine_wire *net, struct engine_wire_work *work, ui
 {
     uint64_t limit_ns = work->idle_limit_ns < most_ns ? work->idle_limit_ns : most_ns;
 
-    if (work->withdrawn) /* what is left of a message goes when the other node reads it */
-        return;
+    if (work->withdrawn && work->holding == 0)
+        return; /* what is left of a message goes when the other node reads it */
     if (work->status != HVI_OK && work->batch) {
         work->failed_ns += step_ns;
         if (work->failed_ns >= net->transport->patience_ns)
