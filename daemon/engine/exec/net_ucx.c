@@ -53,8 +53,9 @@
 /* Over TCP: so much is sent without asking, and waits in the other end's memory. It is what goes in a datagram. Above
  * it the sender waits until the receiver has named its memory. */
 #define RNDV_BYTES "65664"
-/* What the other end had sent before it closed may come later than the end of the lane's connection. */
-#define LATE_NS (50 * HVI_NS_MS)
+/* What the other end had sent before it closed may come later than the end of the lane's connection: TCP sends a lost
+ * segment again after 200 ms at least. */
+#define LATE_NS HVI_NS_SEC
 /* A closed endpoint's requests come back at once, or never. */
 #define CLOSE_NS (100 * HVI_NS_MS)
 
