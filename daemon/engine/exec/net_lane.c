@@ -209,6 +209,15 @@ static bool is_needed(const struct engine_wire_node *node)
     return needed;
 }
 
+void engine_wire_node_cease(struct engine_wire_node *node)
+{
+    for (uint32_t i = 0; i < ENGINE_WIRE_LANES_MAX; i++) {
+        struct engine_wire_lane *lane = &node->lanes[i];
+        if (lane->port && lane->transport->cease)
+            lane->transport->cease(lane->port);
+    }
+}
+
 void engine_wire_node_end(struct engine_wire *net, struct engine_wire_node *node, const char *text)
 {
     if (!node->lost) {
@@ -217,6 +226,7 @@ void engine_wire_node_end(struct engine_wire *net, struct engine_wire_node *node
         if (is_needed(node))
             HVI_LOG(HVI_LOG_WARN, "net", "node-given-up", text, "node=%" PRIu32, node->number);
     }
+    engine_wire_node_cease(node);
     for (uint32_t i = 0; i < ENGINE_WIRE_LANES_MAX; i++) {
         struct engine_wire_lane *lane = &node->lanes[i];
         engine_wire_lane_close(net, lane);

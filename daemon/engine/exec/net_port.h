@@ -48,6 +48,8 @@ struct engine_wire_transport {
     /* Takes the connection, whose bytes are sealed with these keys, which are copied; NULL: they are not. NULL
      * without memory: then it is closed. */
     void *(*open)(void *shared, int fd, const struct hvi_seal_keys *keys);
+    /* Begins what close() waits for, which alone follows; NULL: it does not wait. */
+    void (*cease)(void *port);
     void (*close)(void *port);
     /* The descriptor to wait for, edge-triggered, and what epoll said of it. */
     int (*fd)(const void *port);

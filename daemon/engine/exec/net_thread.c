@@ -660,6 +660,10 @@ static void drop_all(struct engine_wire *net)
         drop(net, work);
     }
     for (uint32_t i = 0; i < net->node_count; i++) {
+        if (net->nodes[i])
+            engine_wire_node_cease(net->nodes[i]);
+    }
+    for (uint32_t i = 0; i < net->node_count; i++) {
         for (uint32_t lane = 0; net->nodes[i] && lane < ENGINE_WIRE_LANES_MAX; lane++) {
             net->nodes[i]->lanes[lane].sending = NULL;
             engine_wire_lane_close(net, &net->nodes[i]->lanes[lane]);

@@ -144,6 +144,8 @@ bool engine_wire_lane_unsent(const struct engine_wire_lane *lane);
 void engine_wire_lane_leave(struct engine_wire_lane *lane, struct engine_wire_run *run);
 /* What comes for this work goes to the lane's scratch. */
 void engine_wire_lane_divert(struct engine_wire_lane *lane, const struct engine_wire_work *work);
+/* The node's lanes are about to be closed, and do together what that takes. */
+void engine_wire_node_cease(struct engine_wire_node *node);
 /* Gives up all lanes of a node, for good. `text` is what works are told that fail by it. */
 void engine_wire_node_end(struct engine_wire *net, struct engine_wire_node *node, const char *text);
 

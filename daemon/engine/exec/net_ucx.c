@@ -56,7 +56,7 @@
 /* What the other end had sent before it closed may come later than the end of the lane's connection: TCP sends a lost
  * segment again after 200 ms at least. */
 #define LATE_NS HVI_NS_SEC
-/* A closed endpoint's requests come back at once, or never. */
+/* A closed endpoint's requests come back at once, or never. Those of ports that cease together have it together. */
 #define CLOSE_NS (100 * HVI_NS_MS)
 
 enum { TAG_KNOCK = 1, TAG_DATAGRAM, TAG_BODY };
@@ -370,6 +370,7 @@ struct ucx {
     int fd;
     int error;          /* negative; 0: none */
     uint64_t closed_ns; /* when its connection has ended; 0: it has not */
+    uint64_t ceased_ns; /* when its endpoint was told to close; 0: it was not */
     ucp_ep_h endpoint;  /* NULL: not yet */
     bool greeted;       /* the other end's address has come: UCX may hear of it */
     bool ready;         /* the ends know each other */
@@ -645,18 +646,19 @@ static void cancel(const struct ucx *ucx, const struct request *request)
         ucp.request_cancel(ucx->worker, request->handle);
 }
 
-static void close_endpoint(struct ucx *ucx)
+static void ucx_cease(void *port)
 {
-    const uint64_t begun_ns = hvi_clock_ns();
+    struct ucx *ucx = port;
 
+    if (!ucx->ready || ucx->ceased_ns != 0)
+        return;
+    ucx->ceased_ns = hvi_clock_ns();
     cancel(ucx, &ucx->datagram_in);
     cancel(ucx, &ucx->body_in);
     ucp_request_param_t param = sends(&ucx->closing);
     param.op_attr_mask |= UCP_OP_ATTR_FIELD_FLAGS;
     param.flags = UCP_EP_CLOSE_FLAG_FORCE;
     note_answer(&ucx->closing, ucp.ep_close_nbx(ucx->endpoint, &param));
-    while (is_busy(ucx) && hvi_clock_ns() - begun_ns < CLOSE_NS)
-        ucp.worker_progress(ucx->worker);
 }
 
 /* Nothing of an operand was given to UCX, and it may be in the middle of an answer: see above. */
@@ -680,8 +682,9 @@ static void ucx_close(void *port)
         abandon(ucx);
         return;
     }
-    if (ucx->endpoint)
-        close_endpoint(ucx);
+    ucx_cease(ucx);
+    while (is_busy(ucx) && hvi_clock_ns() - ucx->ceased_ns < CLOSE_NS)
+        ucp.worker_progress(ucx->worker);
     ucp.worker_destroy(ucx->worker);
     free(ucx);
 }
@@ -921,6 +924,7 @@ const struct engine_wire_transport engine_wire_ucx = {
     .begin = ucx_begin,
     .end = ucx_end,
     .open = ucx_open,
+    .cease = ucx_cease,
     .close = ucx_close,
     .fd = ucx_fd,
     .event = ucx_event,
