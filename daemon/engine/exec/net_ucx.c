@@ -107,7 +107,8 @@ static const char *const environment[][2] = {
     {"UCX_TCP_CONN_NB", "y"},      /* else making an endpoint may block for minutes */
 };
 
-static void clean_environment(void)
+/* UCX reads a ucx.conf of the home and of the working directory, too. The engine needs neither. */
+static bool clean_environment(void)
 {
     char name[128];
 
@@ -122,6 +123,8 @@ static void clean_environment(void)
     }
     for (size_t i = 0; i < sizeof environment / sizeof environment[0]; i++)
         setenv(environment[i][0], environment[i][1], 1);
+    unsetenv("HOME");
+    return chdir("/") == 0;
 }
 
 static bool find(const char *name, void *function_p)
@@ -169,7 +172,12 @@ static bool load(const char *address, char text_p[ENGINE_TEXT_BYTES])
 {
     if (ucp.library)
         return true;
-    clean_environment();
+    if (!clean_environment()) {
+        snprintf(text_p, ENGINE_TEXT_BYTES,
+                 "net-transport is ucx, and the engine cannot enter the directory /: set "
+                 "net-transport to tcp");
+        return false;
+    }
     setenv("UCX_TCP_AF_PRIO", strchr(address, ':') ? "inet6" : "inet", 1);
     ucp.library = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL);
     if (!ucp.library) {
@@ -232,7 +240,7 @@ static ucs_status_t make_context(struct shared *shared, const char *interface)
         {"RNDV_THRESH", rdma[0] ? "auto" : RNDV_BYTES},
         {"KEEPALIVE_INTERVAL", "inf"},
     };
-    ucs_status_t status = ucp.config_read("HVD", NULL, &config);
+    ucs_status_t status = ucp.config_read(NULL, NULL, &config);
     if (status != UCS_OK)
         return status;
     for (size_t i = 0; i < sizeof settings / sizeof settings[0] && status == UCS_OK; i++)
