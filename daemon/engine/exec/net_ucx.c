@@ -31,6 +31,7 @@
 #include <dlfcn.h>
 #include <endian.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/tcp.h>
 #include <netinet/in.h>
 #include <pthread.h>
@@ -224,6 +225,37 @@ static void find_rdma(const char *interface, char *device_p, size_t size)
     closedir(folder);
 }
 
+/* Else UCX says nothing, and takes TCP. */
+static bool may_open_verbs(void)
+{
+    bool may = false;
+    const struct dirent *entry;
+    DIR *folder = opendir("/dev/infiniband");
+
+    while (folder && !may && (entry = readdir(folder)))
+        may = strncmp(entry->d_name, "uverbs", 6) == 0 &&
+              faccessat(dirfd(folder), entry->d_name, R_OK | W_OK, AT_EACCESS) == 0;
+    if (folder)
+        closedir(folder);
+    return may;
+}
+
+static void tell(const char *interface, const char *rdma, const char *devices)
+{
+    HVI_LOG(HVI_LOG_INFO, "net", "ucx", "data between nodes goes over UCX", "version=%s devices=%s",
+            ucp.get_version_string(), devices);
+    if (!rdma[0])
+        HVI_LOG(HVI_LOG_WARN, "net", "ucx-tcp",
+                "the interface has no RDMA device: UCX moves data over TCP, and net-transport tcp "
+                "is the better choice",
+                "interface=%s", interface);
+    else if (!may_open_verbs())
+        HVI_LOG(HVI_LOG_WARN, "net", "ucx-tcp",
+                "this engine may open no RDMA device in /dev/infiniband: UCX moves data over TCP; "
+                "set PrivateDevices=no in a drop-in of hvdd-engine@.service",
+                "interface=%s rdma=%s", interface, rdma);
+}
+
 static ucs_status_t make_context(struct shared *shared, const char *interface)
 {
     const ucp_params_t params = {.field_mask = UCP_PARAM_FIELD_FEATURES,
@@ -249,8 +281,7 @@ static ucs_status_t make_context(struct shared *shared, const char *interface)
         status = ucp.init_version(API_MAJOR, API_MINOR, &params, config, &shared->context);
     ucp.config_release(config);
     if (status == UCS_OK)
-        HVI_LOG(HVI_LOG_INFO, "net", "ucx", "data between nodes goes over UCX",
-                "version=%s devices=%s", ucp.get_version_string(), devices);
+        tell(interface, rdma, devices);
     return status;
 }
 
