@@ -545,11 +545,12 @@ START_TEST(a_lane_that_is_cut_fails_the_work_on_every_node)
 {
     static struct hvt_op op;
     struct hvt_cluster cluster;
-    uint64_t random = 31, begun_ns = hvi_clock_ns();
+    uint64_t random = 31;
 
     hvt_cluster_open(&cluster, row, 3, 1, true);
     hvt_op_init(&op, &cluster, "0012", HVI_KIND_ALLREDUCE);
     hvt_op_make(&op, 2000000, 1, &random);
+    const uint64_t begun_ns = hvi_clock_ns();
     hvt_op_start(&op, 0);
     hvt_op_start(&op, 1);
     shutdown(cluster.fd[0][1][0], SHUT_RDWR); /* node 2 has not sent, so nothing is over */
