@@ -20,10 +20,9 @@ def test_data_over_it_is_right_and_seen_and_a_killed_engine_is_named(make_nodes)
     data = [bytes([rank + 1, 0, 0, 0]) * ELEMENTS for rank in range(4)]
     for outcome in job.run("allreduce", dtype="int32", dims=[ELEMENTS], data=data, reduce_op="sum"):
         assert outcome.ok and outcome.data == b"\12\0\0\0" * ELEMENTS, outcome.status
-    ctl = job.ctl_of(0)
-    reply = ctl.json("ranks", ctl.json("jobs")["jobs"][0]["job"])
-    links = [link for row in reply["job_nodes"] for link in row["links"] if link["kind"] == "data"]
+    links = job.data_links()
     assert len(links) == 2 and all(link["transport"] == "ucx" and link["bytes_sent"] > 4 * ELEMENTS for link in links), links
+    assert " net ucx-tcp: the interface has no RDMA device: " in job.said(), job.said()
     for rank in job.ranks:
         rank.post("loop", name="steady", for_ms=60_000, elements=ELEMENTS, until_stdin=True)
     time.sleep(0.3)

@@ -75,6 +75,11 @@ def _transport() -> dict[str, str]:
     return UCX if os.environ.get("HVT_TRANSPORT") == "ucx" else {}
 
 
+def complaints(text: str) -> str:
+    """What programs have written, but for the warning that UCX has TCP alone, as on all of these nodes."""
+    return "".join(line for line in text.splitlines(keepends=True) if " net ucx-tcp: " not in line)
+
+
 class Node:
     """One machine. `Nodes` makes it; `number` counts from 1."""
 

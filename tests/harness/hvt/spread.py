@@ -8,13 +8,14 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from typing import Any
 
 from hvt import procs
 from hvt.build import program, scaled
 from hvt.ctl import Ctl
 from hvt.job import Job
 from hvt.nodes import Node, Nodes
-from hvt.rank import Rank, RankError
+from hvt.rank import Outcome, Rank, RankError
 from hvt.wait import wait_until
 
 _TALKS = 'exec "$1" <"$2/in.$HVD_RANK" >"$2/out.$HVD_RANK" 2>"$2/err.$HVD_RANK"'
@@ -69,6 +70,7 @@ class SpreadJob(Job):
         self.size = sum(slots)
         self.name = ""
         self._ops = itertools.count()
+        self._transport = os.environ.get("HVT_TRANSPORT", "")  # which its data links are to have, until that was seen
         folder = pathlib.Path(tempfile.mkdtemp(prefix="job-", dir=nodes.shared))
         self.stderr = folder / "hvdrun"
         self.ranks = [SpreadRank(folder, rank) for rank in range(self.size)]
@@ -80,6 +82,21 @@ class SpreadJob(Job):
         self._open([rank for rank in self.ranks if rank.number not in late])
         for rank in self.ranks:
             rank.process.pid = self.pid_of(rank.number)
+
+    def run(self, kind: str, **more: Any) -> list[Outcome]:
+        """As Job's. When it has gone well for the first time, data has gone over $HVT_TRANSPORT."""
+        outcomes = super().run(kind, **more)
+        if self._transport and all(outcome.ok for outcome in outcomes):
+            links = self.data_links((more.get("ranks") or [0])[0])
+            assert all(link["transport"] == self._transport for link in links), links
+            self._transport = "" if links else self._transport
+        return outcomes
+
+    def data_links(self, rank: int = 0) -> list[dict[str, Any]]:
+        """What hvdctl says of the connections for data of all nodes, where that rank is."""
+        ctl = self.ctl_of(rank)
+        reply = ctl.json("ranks", ctl.json("jobs")["jobs"][0]["job"])
+        return [link for row in reply["job_nodes"] for link in row["links"] if link["kind"] == "data"]
 
     def reopen(self) -> None:
         """Every rank closes its session, whatever became of it, and opens another."""
