@@ -1058,8 +1058,6 @@ static void do_abandon(const cJSON *command, cJSON *reply)
     add_int(reply, "status", HVD_OK);
 }
 
-/* With "until_stdin" the last element counts the ranks that are asked to stop, so that all stop in
- * the same round. */
 static bool asked_to_stop(void)
 {
     struct pollfd input = {.fd = STDIN_FILENO, .events = POLLIN};
@@ -1083,11 +1081,12 @@ static int reduce_once(struct hvd_session *session, const char *name, struct hvd
     return status;
 }
 
-static void fill_loop(float *data, int64_t elements, bool until_stdin)
+/* The last element counts the ranks that want to stop, so that all stop in the same round. */
+static void fill_loop(float *data, int64_t elements, bool wants_to_stop)
 {
     for (int64_t i = 0; i < elements; i++)
         data[i] = 1.0f;
-    data[elements - 1] = until_stdin && asked_to_stop() ? 1.0f : 0.0f;
+    data[elements - 1] = wants_to_stop ? 1.0f : 0.0f;
 }
 
 /* Allreduces of ones whose sum is checked, until a failure, `count` rounds or `for_ms`. */
@@ -1104,10 +1103,10 @@ static int loop(const cJSON *command, struct hvd_session *session, float *data, 
     int64_t rest_us = get_int(command, "rest_us", 0);
     bool blind = get_bool(command, "blind");
     float *first = data;
-    for (*done_p = 0; *done_p < count && now_ns() < end_ns && !stop; (*done_p)++) {
+    for (*done_p = 0; *done_p < count && !stop && !(blind && now_ns() >= end_ns); (*done_p)++) {
         tensor.data = data = first + *done_p % buffers * elements;
         if (!blind)
-            fill_loop(data, elements, until_stdin);
+            fill_loop(data, elements, now_ns() >= end_ns || (until_stdin && asked_to_stop()));
         if (rest_us > 0)
             usleep((useconds_t)rest_us);
         int status = reduce_once(session, name, &tensor, pause_us);
