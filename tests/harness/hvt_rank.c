@@ -1089,7 +1089,8 @@ static void fill_loop(float *data, int64_t elements, bool wants_to_stop)
     data[elements - 1] = wants_to_stop ? 1.0f : 0.0f;
 }
 
-/* Allreduces of ones whose sum is checked, until a failure, `count` rounds or `for_ms`. */
+/* Allreduces of ones whose sum is checked, until a failure, `count` rounds or `for_ms`. Blind ones tell each other nothing, so after
+ * `for_ms` one may have done a round more, and wait for the others. */
 static int loop(const cJSON *command, struct hvd_session *session, float *data, int64_t elements,
                 int64_t *done_p)
 {
