@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
+import pathlib
+import stat
 import subprocess
 import sys
 import uuid
@@ -217,9 +219,17 @@ def gloo_built() -> bool:
 
 
 def _nobody_elses(path: str) -> bool:
-    """Whether only root or this user can have written it. An answer comes through hvdd's gate, which strangers talk to."""
-    told = os.stat(path)
-    return told.st_uid in (0, os.geteuid()) and not told.st_mode & 0o022
+    """Whether only root or this user can have written it, or put it there. An answer comes through hvdd's gate, which strangers
+    talk to."""
+    if not os.path.isabs(path):
+        return False
+    for way in map(pathlib.PurePath, (path, os.path.realpath(path))):
+        for place in (way, *way.parents):
+            told = os.lstat(place)
+            is_safe = stat.S_ISLNK(told.st_mode) or not told.st_mode & 0o022 or (place != way and told.st_mode & stat.S_ISVTX)
+            if told.st_uid not in (0, os.geteuid()) or not is_safe:
+                return False
+    return True
 
 
 def _workers() -> tuple[str, str, str]:

@@ -6,6 +6,7 @@
 #include "hvd/hvd_admin.h"
 #include "tools/common/ask.h"
 
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -47,20 +48,38 @@ static void take_answer(char *answer, struct run_build *build)
             build->frameworks[i] |= strcmp(line, frameworks[i].module) == 0;
 }
 
-/* Whether only root or this user can have written each path of a list. What hvdd says comes through its gate, which strangers talk
- * to. */
+/* Whether only root or this user can have written what is there. A folder on the way may be one as /tmp, whose entries are safe. */
+static bool is_own(const char *path, bool is_on_the_way)
+{
+    struct stat st;
+    return lstat(path, &st) == 0 && (st.st_uid == 0 || st.st_uid == geteuid()) &&
+           (S_ISLNK(st.st_mode) || (st.st_mode & 022) == 0 ||
+            (is_on_the_way && (st.st_mode & S_ISVTX) != 0));
+}
+
+/* The same of each folder on the way: a user that can write one of them can put another file there. Cuts `path`. */
+static bool is_way_own(char *path)
+{
+    bool own = path[0] == '/' && is_own("/", true) && is_own(path, false);
+    for (char *slash = strrchr(path, '/'); own && slash != path; slash = strrchr(path, '/')) {
+        *slash = '\0';
+        own = is_own(path, true);
+    }
+    return own;
+}
+
+/* Whether only root or this user can have written each path of a list, or put it there. What hvdd says comes through its gate,
+ * which strangers talk to. */
 static bool is_nobody_elses(const char *list)
 {
-    char path[256];
+    char path[256], real[PATH_MAX];
     size_t length;
     for (const char *at = list; *at != '\0'; at += length + (at[length] != '\0')) {
-        struct stat st;
         length = strcspn(at, ":");
         if (length == 0)
             continue;
         if ((size_t)snprintf(path, sizeof path, "%.*s", (int)length, at) >= sizeof path ||
-            stat(path, &st) != 0 || (st.st_uid != 0 && st.st_uid != geteuid()) ||
-            (st.st_mode & 022) != 0)
+            realpath(path, real) == NULL || !is_way_own(path) || !is_way_own(real))
             return false;
     }
     return true;
