@@ -335,13 +335,21 @@ bool hvi_networks_have(const char *networks, const char *address)
     return false;
 }
 
+/* An IPv4 address may have a label of its own (eth0:1), which getifaddrs gives for a name. */
+static bool is_of(const char *one, const char *name)
+{
+    const size_t length = strcspn(name, ":");
+
+    return strcspn(one, ":") == length && memcmp(one, name, length) == 0;
+}
+
 static int cover(const struct ifaddrs *all, const char *networks, const char *name, char *text_p,
                  size_t text_size)
 {
     struct hvi_interface each;
 
     for (const struct ifaddrs *one = all; one != NULL; one = one->ifa_next) {
-        if (!take(one, AF_UNSPEC, &each) || strcmp(each.name, name) != 0 ||
+        if (!take(one, AF_UNSPEC, &each) || !is_of(each.name, name) ||
             hvi_networks_have(networks, each.address))
             continue;
         snprintf(text_p, text_size, "the interface %s has the address %s, which is in none of them",
@@ -356,16 +364,15 @@ int hvi_networks_cover(const char *networks, const char *address, char *text_p, 
     struct hvi_interface interface;
     struct ifaddrs *all = NULL;
 
-    if (hvi_interface_find(address, AF_UNSPEC, &interface, text_p, text_size) != HVI_OK) {
+    if (getifaddrs(&all) != 0)
+        return no_interfaces(text_p, text_size);
+    int status = choose_of(all, address, AF_UNSPEC, &interface, text_p, text_size);
+    if (status == HVI_OK) {
+        status = cover(all, networks, interface.name, text_p, text_size);
+    } else {
         snprintf(text_p, text_size, "no interface of this machine has the address %s", address);
-        return HVI_ERR_NOT_FOUND;
+        status = HVI_ERR_NOT_FOUND;
     }
-    if (getifaddrs(&all) != 0) {
-        snprintf(text_p, text_size, "the interfaces of this machine cannot be read: %s",
-                 strerror(errno));
-        return HVI_ERR_DAEMON;
-    }
-    int status = cover(all, networks, interface.name, text_p, text_size);
     freeifaddrs(all);
     return status;
 }

@@ -4,8 +4,12 @@
 #include "base/status.h"
 #include "tests/unit/hvt_main.h"
 
+#include <arpa/inet.h>
 #include <fcntl.h>
+#include <net/if.h>
 #include <sched.h>
+#include <string.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -184,6 +188,29 @@ START_TEST(networks_cover_an_interface_with_all_its_addresses)
 }
 END_TEST
 
+START_TEST(an_address_with_a_label_of_its_own_is_its_interfaces)
+{
+    struct ifreq alias = {.ifr_name = "lo:1"}, loopback = {.ifr_name = "lo", .ifr_flags = IFF_UP};
+    struct sockaddr_in address = {.sin_family = AF_INET};
+    char text[300];
+
+    if (hvt_skip_if(unshare(CLONE_NEWNET) != 0, "only root can have a network of its own"))
+        return;
+    int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    ck_assert_int_eq(ioctl(fd, SIOCSIFFLAGS, &loopback), 0);
+    inet_pton(AF_INET, "198.51.100.7", &address.sin_addr);
+    memcpy(&alias.ifr_addr, &address, sizeof(address));
+    ck_assert_int_eq(ioctl(fd, SIOCSIFADDR, &alias), 0);
+    ck_assert_int_eq(
+        hvi_networks_cover("127.0.0.0/8,::1,198.51.100.7", "127.0.0.1", text, sizeof(text)),
+        HVI_OK);
+    ck_assert_int_eq(hvi_networks_cover("127.0.0.0/8,::1", "127.0.0.1", text, sizeof(text)),
+                     HVI_ERR_REFUSED);
+    ck_assert_ptr_nonnull(strstr(text, "has the address 198.51.100.7"));
+    close(fd);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("base interface");
@@ -197,6 +224,7 @@ int main(void)
     tcase_add_test(tcase, a_list_without_an_entry_is_no_wish);
     tcase_add_test(tcase, networks_are_a_list_of_networks_and_addresses);
     tcase_add_test(tcase, networks_cover_an_interface_with_all_its_addresses);
+    tcase_add_test(tcase, an_address_with_a_label_of_its_own_is_its_interfaces);
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);
 }
