@@ -104,9 +104,9 @@ void engine_link_tell(struct engine *engine, engine_seat seat)
     }
 }
 
-void engine_link_tell_fences(struct engine *engine, engine_seat seat)
+/* The send's status. */
+static int tell_fences(struct engine *engine, struct engine_rank *slot)
 {
-    struct engine_rank *slot = engine_rank_at(&engine->sessions, seat);
     int status = send_fences(engine, slot);
 
     slot->fences_untold = status == HVI_ERR_TIMEOUT || status == HVI_ERR_REFUSED;
@@ -117,17 +117,21 @@ void engine_link_tell_fences(struct engine *engine, engine_seat seat)
     else if (status != HVI_OK && status != HVI_ERR_CLOSED)
         HVI_LOG(HVI_LOG_WARN, "link", "message-lost", hvi_status_text(status), "job=%s rank=%d",
                 engine->start.job, slot->rank);
+    return status;
 }
 
-/* hvdd reads again. */
+void engine_link_tell_fences(struct engine *engine, engine_seat seat)
+{
+    tell_fences(engine, engine_rank_at(&engine->sessions, seat));
+}
+
+/* hvdd reads again, or takes descriptors by now. */
 static void tell_untold(struct engine *engine)
 {
     for (uint32_t seat = 0; seat < engine->sessions.seats; seat++) {
         struct engine_rank *slot = &engine->sessions.ranks[seat];
-        int status = slot->fences_untold ? send_fences(engine, slot) : HVI_OK;
-        if (status == HVI_ERR_TIMEOUT)
+        if (slot->fences_untold && tell_fences(engine, slot) == HVI_ERR_TIMEOUT)
             return;
-        slot->fences_untold = status == HVI_ERR_REFUSED;
         if (!slot->untold)
             continue;
         if (send_state(engine, slot) == HVI_ERR_TIMEOUT)
@@ -147,14 +151,6 @@ static void forget_untold(struct engine *engine)
     for (uint16_t seat = 0; seat < engine->sessions.seats; seat++) {
         engine->sessions.ranks[seat].untold = false;
         engine_link_tell_fences(engine, (engine_seat){seat});
-    }
-}
-
-static void tell_fences_again(struct engine *engine)
-{
-    for (uint16_t seat = 0; seat < engine->sessions.seats; seat++) {
-        if (engine->sessions.ranks[seat].fences_untold)
-            engine_link_tell_fences(engine, (engine_seat){seat});
     }
 }
 
@@ -272,13 +268,8 @@ static int on_retry(sd_event_source *source, uint64_t usec, void *user);
 
 static void retry_after(struct engine *engine, uint64_t delay_ns)
 {
-    if (engine->retry_source) {
-        sd_event_source_set_time_relative(engine->retry_source, delay_ns / 1000);
-        sd_event_source_set_enabled(engine->retry_source, SD_EVENT_ONESHOT);
-        return;
-    }
-    sd_event_add_time_relative(engine->event, &engine->retry_source, CLOCK_MONOTONIC,
-                               delay_ns / 1000, 1000, on_retry, engine);
+    engine_event_after(engine->event, &engine->retry_source, delay_ns / 1000, 1000, on_retry,
+                       engine);
 }
 
 static void retry_later(struct engine *engine)
@@ -426,7 +417,7 @@ static int on_retry(sd_event_source *source, uint64_t usec, void *user)
 
     (void)source, (void)usec;
     if (engine->link_fd >= 0)
-        tell_fences_again(engine);
+        tell_untold(engine);
     if (engine->link_fd >= 0 || engine->sessions.stopping)
         return 0;
     engine->link_fd = connect_hvdd(engine, &full);
