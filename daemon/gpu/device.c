@@ -9,7 +9,6 @@
 #include "base/uuid.h"
 #include "gpu/nvml.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,12 +17,7 @@
 
 static void ring(struct gpu_device *device)
 {
-    const uint64_t one = 1;
-    ssize_t written;
-
-    do
-        written = write(device->event_fd, &one, sizeof(one));
-    while (written < 0 && errno == EINTR);
+    (void)eventfd_write(device->event_fd, 1);
 }
 
 static void begin(struct gpu_device *device, const char *step)
@@ -81,8 +75,7 @@ static const char *why_hidden(const struct search *search)
 {
     if (search->name[0] != '\0')
         return "NVML knows it, so this process may not open it: see its device file, and the "
-               "device "
-               "cgroup of Slurm or of its unit";
+               "device cgroup of Slurm or of its unit";
     return search->why[0] != '\0' ? search->why : "NVML does not know it either";
 }
 

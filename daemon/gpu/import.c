@@ -107,15 +107,10 @@ static struct gpu_call *take_call(struct gpu_imports *imports)
 
 static void give_call(struct gpu_imports *imports, struct gpu_call *call)
 {
-    const uint64_t one = 1;
-    ssize_t written;
-
     pthread_mutex_lock(&imports->lock);
     DL_APPEND(imports->done, call);
     pthread_mutex_unlock(&imports->lock);
-    do
-        written = write(imports->event_fd, &one, sizeof(one));
-    while (written < 0 && errno == EINTR);
+    (void)eventfd_write(imports->event_fd, 1);
 }
 
 static void make_call(struct gpu_imports *imports, int ordinal, struct gpu_call *call)

@@ -23,7 +23,6 @@
 #include "base/status.h"
 #include "base/types.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <poll.h>
 #include <stdio.h>
@@ -48,12 +47,7 @@
 
 static void ring(int event_fd)
 {
-    const uint64_t one = 1;
-    ssize_t written;
-
-    do
-        written = write(event_fd, &one, sizeof(one));
-    while (written < 0 && errno == EINTR);
+    (void)eventfd_write(event_fd, 1);
 }
 
 /* ---- orders, both ways ---- */

@@ -20,13 +20,13 @@
 #include "base/pages.h"
 #include "base/status.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
 #define EVENTS_AT_ONCE 32
@@ -39,16 +39,13 @@
 
 void engine_wire_call(struct engine_wire *net)
 {
-    const uint64_t one = 1;
-
     atomic_store_explicit(&net->called, true, memory_order_relaxed);
     if (net->driver == ENGINE_WIRE_NOBODY)
         net->driver = ENGINE_WIRE_THREAD;
     else if (!net->asleep)
         return;
     net->asleep = false;
-    while (write(net->event_fd, &one, sizeof one) < 0 && errno == EINTR) {
-    }
+    (void)eventfd_write(net->event_fd, 1);
 }
 
 struct engine_wire_node *engine_wire_node_at(struct engine_wire *net, uint32_t number)
@@ -586,16 +583,14 @@ static void sleep_until_called(struct engine_wire *net)
 
 void engine_wire_leave(struct engine_wire *net)
 {
-    const uint64_t one = 1;
-
     net->drives = false;
     pthread_mutex_lock(&net->lock);
     bool over =
         !net->works && !is_unsent(net) && !atomic_load_explicit(&net->called, memory_order_relaxed);
     net->driver = over ? ENGINE_WIRE_NOBODY : ENGINE_WIRE_THREAD;
     pthread_mutex_unlock(&net->lock);
-    while (!over && write(net->event_fd, &one, sizeof one) < 0 && errno == EINTR) {
-    }
+    if (!over)
+        (void)eventfd_write(net->event_fd, 1);
 }
 
 void engine_wire_drive(struct engine_wire *net)
