@@ -35,6 +35,11 @@ bool hvi_place_split(const char *text, char *host_p, size_t size, uint32_t *port
     return true;
 }
 
+void hvi_place_join(const char *host, uint32_t port, char *text_p, size_t size)
+{
+    snprintf(text_p, size, strchr(host, ':') != NULL ? "[%s]:%u" : "%s:%u", host, (unsigned)port);
+}
+
 bool hvi_place_ports(const char *text, uint32_t *first_p, uint32_t *last_p)
 {
     const char *minus = strchr(text, '-');

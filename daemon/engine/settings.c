@@ -85,11 +85,12 @@ static const char *find_other(const struct hvi_setting *a, size_t a_count,
 static void compare_nccl(struct engine *engine, int32_t rank, const struct hvi_setting *settings,
                          size_t count)
 {
+    if (engine->nccl_differs || !engine->start.gpu)
+        return;
     const char *name = find_other(settings, count, engine->nccl, engine->nccl_count);
-
     if (!name)
         name = find_other(engine->nccl, engine->nccl_count, settings, count);
-    if (!name || engine->nccl_differs || !engine->start.gpu)
+    if (!name)
         return;
     engine->nccl_differs = true;
     HVI_LOG(HVI_LOG_WARN, "settings", "nccl-differs",

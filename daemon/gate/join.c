@@ -212,6 +212,12 @@ static bool leave(struct mesh_own *own)
     return seed->here || !is_up(seed) || gate_talk_has_heard(&seed->talk, own->leaving);
 }
 
+/* In the last two seconds it has said that its version is another one. */
+static bool has_refused(const struct mesh_seed *seed, uint64_t now_ns)
+{
+    return seed->refused_ns != 0 && now_ns - seed->refused_ns < UP_NS;
+}
+
 /* No seed can be spoken with, and one is there that speaks another version. Others may be heard in a moment. */
 static void refuse_version(struct gate_mesh *mesh, struct mesh_own *own)
 {
@@ -221,7 +227,7 @@ static void refuse_version(struct gate_mesh *mesh, struct mesh_own *own)
 
     for (size_t i = 0; i < mesh->seed_count; i++) {
         const struct mesh_seed *seed = &mesh->seeds[i];
-        if (seed->refused_ns == 0 || now_ns - seed->refused_ns >= UP_NS)
+        if (!has_refused(seed, now_ns))
             continue;
         first = first != NULL ? first : seed;
         count++;
@@ -488,7 +494,7 @@ static void handle_body(struct mesh_seed *seed, struct hvi_mesh_msg *msg)
 }
 
 /* What waits there goes to the next seed; where there is no other, it is answered. */
-static void is_refused(struct mesh_seed *seed, const char *why)
+static void note_refusal(struct mesh_seed *seed, const char *why)
 {
     struct mesh_own *own;
 
@@ -517,7 +523,7 @@ static void take(struct mesh_seed *seed, struct hvi_mesh_msg *msg)
 
     if (msg->status != HVI_OK ||
         !mesh_speaks(seed->mesh, msg, seed->endpoint, text, sizeof(text))) {
-        is_refused(seed, msg->status != HVI_OK ? msg->text : text);
+        note_refusal(seed, msg->status != HVI_OK ? msg->text : text);
         return;
     }
     if (seed->heard_ns == 0 || seed->failure[0] != '\0')
@@ -795,11 +801,10 @@ void mesh_join_rows(const struct gate_mesh *mesh, uint64_t now_ns, struct hvi_ad
         snprintf(row->name, sizeof(row->name), "%.63s",
                  mesh->of_nodes ? seed->name : seed->endpoint);
         snprintf(row->address, sizeof(row->address), "%s", seed->address);
-        const bool refused = seed->refused_ns != 0 && now_ns - seed->refused_ns < UP_NS;
         snprintf(row->state, sizeof(row->state), "%s",
-                 seed->heard_ns != 0 ? "listens"
-                 : refused           ? "refused"
-                                     : "unreached");
+                 seed->heard_ns != 0         ? "listens"
+                 : has_refused(seed, now_ns) ? "refused"
+                                             : "unreached");
         row->heard_ns = seed->heard_ns != 0 ? now_ns - seed->heard_ns : 0;
     }
 }

@@ -403,8 +403,7 @@ static void find_interface(struct gate_mesh *mesh)
         strcmp(host, "*") == 0 || is_address(host) ||
         hvi_interface_find(host, AF_UNSPEC, &chosen, text, sizeof(text)) != HVI_OK)
         return; /* whoever binds it says what is wrong */
-    snprintf(mesh->endpoint, sizeof(mesh->endpoint),
-             strchr(chosen.address, ':') != NULL ? "[%s]:%u" : "%s:%u", chosen.address, port);
+    hvi_place_join(chosen.address, port, mesh->endpoint, sizeof(mesh->endpoint));
 }
 
 /* The address of --mesh-listen. */

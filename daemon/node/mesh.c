@@ -171,8 +171,7 @@ static int take_rendezvous(struct node *node, char *text_p, size_t text_size)
     if (here)
         snprintf(mesh->listen, sizeof(mesh->listen), "*:%u", (unsigned)port);
     else
-        snprintf(mesh->join, sizeof(mesh->join), strchr(host, ':') != NULL ? "[%s]:%u" : "%s:%u",
-                 host, (unsigned)port);
+        hvi_place_join(host, port, mesh->join, sizeof(mesh->join));
     return HVI_OK;
 }
 

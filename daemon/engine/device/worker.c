@@ -14,6 +14,7 @@
 #include "base/assert.h"
 #include "base/log.h"
 #include "base/status.h"
+#include "base/uuid.h"
 #include "daemon/engine/device/room.h"
 #include "shm/abi.h"
 
@@ -52,21 +53,6 @@ static void set_state(struct engine_device_worker *worker, enum engine_device_st
             cause, "gpu=%s pid=%d %s -> %s", worker->uuid_text, (int)worker->pid,
             texts[worker->state], texts[state]);
     worker->state = state;
-}
-
-static void format_uuid(const unsigned char uuid[HVI_UUID_BYTES], char text_p[HVI_WIRE_GPU_UUID])
-{
-    static const char digits[] = "0123456789abcdef";
-    char *at = text_p + 4;
-
-    memcpy(text_p, "GPU-", 4);
-    for (uint32_t i = 0; i < HVI_UUID_BYTES; i++) {
-        if (i == 4 || i == 6 || i == 8 || i == 10)
-            *at++ = '-';
-        *at++ = digits[uuid[i] >> 4];
-        *at++ = digits[uuid[i] & 15];
-    }
-    *at = '\0';
 }
 
 void engine_device_label(const struct engine_device *device, uint32_t number,
@@ -659,7 +645,7 @@ static struct engine_device_worker *worker_of(struct engine_device *device,
     *worker = (struct engine_device_worker){
         .device = device, .number = device->count++, .fd = -1, .event_fd = -1};
     memcpy(worker->uuid, uuid, HVI_UUID_BYTES);
-    format_uuid(uuid, worker->uuid_text);
+    hvi_uuid_format(uuid, worker->uuid_text);
     return worker;
 }
 

@@ -167,10 +167,9 @@ static int spread(const struct engine_root_hearing *hearing, struct engine_share
 
 /* Of members with memory of GPUs; no places: of all there. That a worker is of one node, each looks at for its own
  * (verdict.c): here it would be all against all. */
-static int take_instances(const struct engine_root_hearing *hearing, struct engine_meeting *meeting,
+static int take_instances(const struct engine_root_hearing *hearing, struct engine_share *share,
                           const struct hvi_mesh_said *said)
 {
-    struct engine_share *share = &meeting->shares[hearing->index];
     const uint32_t places = hearing->set->span->places[hearing->index];
     const size_t speakers = said->place_count > 0 ? said->place_count : places;
     const size_t due = said->memory == HVI_MEMORY_DEVICE && moves(said->kind) ? speakers : 0;
@@ -202,7 +201,7 @@ int engine_root_said_take(const struct engine_root_hearing *hearing, struct engi
                                       places);
     if (report->said_count == 1 && report->said[0].place_count == 0) {
         share->one = engine_root_said_listen(hearing, meeting, &report->said[0], &status);
-        return status == HVI_OK ? take_instances(hearing, meeting, &report->said[0]) : status;
+        return status == HVI_OK ? take_instances(hearing, share, &report->said[0]) : status;
     }
     share->each = calloc(places, sizeof *share->each);
     if (!share->each)
@@ -213,7 +212,7 @@ int engine_root_said_take(const struct engine_root_hearing *hearing, struct engi
         if (part)
             status = spread(hearing, share, &report->said[i], part);
         if (status == HVI_OK)
-            status = take_instances(hearing, meeting, &report->said[i]);
+            status = take_instances(hearing, share, &report->said[i]);
     }
     return status;
 }
