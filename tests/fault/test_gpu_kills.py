@@ -134,7 +134,7 @@ def rows(case: Case) -> list[dict]:
 
 
 def engine(case: Case) -> int:
-    return next(row["engine_pid"] for row in case.daemon.jobs() if row["job"] == case.job.name)
+    return case.daemon.engine_of(case.job.name)
 
 
 LAYOUTS = [[0, 1, 0]] if sanitized() else [[0, 0, 0], [0, 1, 0]]  # of ranks on GPUs

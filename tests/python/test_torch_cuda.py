@@ -95,6 +95,17 @@ def check_pinned():
     assert hvd.nccl_built() >= 21800 and hvd.cuda_built() and not hvd.rocm_built()
 
 
+def use_a_gibibyte(hvd):
+    """The worker has mapped it, and torch's allocator keeps it."""
+    import torch
+    mine = torch.ones(1 << 28, device="cuda")
+    hvd.allreduce_(mine)
+    torch.cuda.synchronize()
+    hvd.allreduce_(mine[:1])  # which sees the op before it finished
+    del mine
+    torch.cuda.synchronize()
+
+
 def check_allocator():
     """Memory is given back and comes again at the same places, beside ops. What the worker has had mapped is free at once."""
     import torch
@@ -107,12 +118,7 @@ def check_allocator():
         (torch.accelerator if number % 2 else torch.cuda).empty_cache()
     hvd.barrier()
     free = torch.cuda.mem_get_info()[0]
-    mine = torch.ones(1 << 28, device="cuda")
-    hvd.allreduce_(mine)
-    torch.cuda.synchronize()
-    hvd.allreduce_(mine[:1])  # which sees the op before it finished
-    del mine
-    torch.cuda.synchronize()
+    use_a_gibibyte(hvd)
     hvd.barrier()
     torch.cuda.empty_cache()
     hvd.barrier()
@@ -127,12 +133,7 @@ def check_out_of_memory():
     hvd.barrier()
     free, total = torch.cuda.mem_get_info()
     hvd.barrier()
-    mine = torch.ones(1 << 28, device="cuda")
-    hvd.allreduce_(mine)
-    torch.cuda.synchronize()
-    hvd.allreduce_(mine[:1])  # which sees the op before it finished
-    del mine
-    torch.cuda.synchronize()
+    use_a_gibibyte(hvd)
     hvd.allreduce_(torch.ones(4, device="cuda"))
     hvd.barrier()
     with pytest.raises(torch.cuda.OutOfMemoryError):

@@ -116,7 +116,6 @@ START_TEST(the_process_of_root_is_believed)
 }
 END_TEST
 
-/* One place in the queue, one more for who is let in. */
 START_TEST(a_path_is_tried_once)
 {
     char folder[] = "/tmp/hvt-listener-XXXXXX", path[200];
@@ -144,6 +143,7 @@ START_TEST(a_path_is_tried_once)
 }
 END_TEST
 
+/* The queue has one place, and one more for a connection that is let in. */
 START_TEST(a_place_in_a_queue_that_is_full_is_waited_for_until_the_deadline)
 {
     struct sockaddr_un name = {.sun_family = AF_UNIX};

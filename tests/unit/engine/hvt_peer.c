@@ -14,7 +14,6 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -347,17 +346,6 @@ void hvt_node_send(struct hvt_node *node, const struct hvi_packet_msg *msg, cons
 bool hvt_node_expect(struct hvt_node *node, enum hvi_packet_kind kind, struct hvi_packet_msg *msg_p)
 {
     return expect_msg(node->link, kind, msg_p);
-}
-
-int hvt_node_listen(const char *path)
-{
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-
-    snprintf(address.sun_path, sizeof address.sun_path, "%s", path);
-    ck_assert_int_eq(bind(fd, (struct sockaddr *)&address, sizeof address), 0);
-    ck_assert_int_eq(listen(fd, 1), 0);
-    return fd;
 }
 
 int hvt_node_adopt(struct hvt_node *node, struct hvt_peer *peer, const struct hvi_setting *settings,

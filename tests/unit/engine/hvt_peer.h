@@ -81,8 +81,6 @@ struct hvt_node {
 struct hvi_engine_start hvt_node_defaults(int32_t size);
 /* Starts the real engine. */
 void hvt_node_start(struct hvt_node *node, const struct hvi_engine_start *start);
-/* A socket at this path, where an engine looks for a hvdd that has started anew. */
-int hvt_node_listen(const char *path);
 /* Hands a trainer over, waits for its reply and for EngineSession; returns the reply's status. */
 int hvt_node_adopt(struct hvt_node *node, struct hvt_peer *peer, const struct hvi_setting *settings,
                    size_t setting_count);

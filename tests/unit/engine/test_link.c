@@ -259,6 +259,15 @@ static uint64_t expect_wanted(uint64_t bytes)
     return msg.engine_regions.request;
 }
 
+/* A rank registers a page, for which hvdd is asked. The request. */
+static uint64_t want_first_page(void)
+{
+    bench.engine->start.region_asks = true;
+    ck_assert_int_eq(hvi_region_create("hvt", 4096, &region), HVI_OK);
+    register_page(0, 1);
+    return expect_wanted(4096);
+}
+
 static void tell_granted(uint64_t request, uint64_t bytes, const char *why_not)
 {
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_ENGINE_REGIONS};
@@ -282,10 +291,7 @@ static uint64_t kept(void)
 
 START_TEST(a_region_that_hvdd_has_not_granted_waits_for_its_word)
 {
-    bench.engine->start.region_asks = true;
-    ck_assert_int_eq(hvi_region_create("hvt", 4096, &region), HVI_OK);
-    register_page(0, 1);
-    uint64_t first = expect_wanted(4096);
+    uint64_t first = want_first_page();
     register_page(1, 1);
     ck_assert_uint_eq(
         kept(),
@@ -305,10 +311,7 @@ END_TEST
 
 START_TEST(a_region_that_is_too_much_takes_none_down_that_another_rank_wants)
 {
-    bench.engine->start.region_asks = true;
-    ck_assert_int_eq(hvi_region_create("hvt", 4096, &region), HVI_OK);
-    register_page(0, 1);
-    uint64_t first = expect_wanted(4096);
+    uint64_t first = want_first_page();
     register_page(1, 1);
     register_page(1, 2);
     tell_granted(first, 0, "it is too much");
@@ -322,10 +325,7 @@ END_TEST
 
 START_TEST(a_region_that_is_given_up_before_its_answer_makes_the_next_one_be_asked_for)
 {
-    bench.engine->start.region_asks = true;
-    ck_assert_int_eq(hvi_region_create("hvt", 4096, &region), HVI_OK);
-    register_page(0, 1);
-    uint64_t first = expect_wanted(4096);
+    uint64_t first = want_first_page();
     register_page(1, 1);
     give_up(0, 1);
     uint64_t second = expect_wanted(4096);
@@ -339,10 +339,7 @@ END_TEST
 
 START_TEST(an_answer_about_a_region_that_was_given_up_grants_nothing)
 {
-    bench.engine->start.region_asks = true;
-    ck_assert_int_eq(hvi_region_create("hvt", 4096, &region), HVI_OK);
-    register_page(0, 1);
-    uint64_t first = expect_wanted(4096);
+    uint64_t first = want_first_page();
     give_up(0, 1);
     ck_assert_uint_eq(kept(), 0);
     tell_granted(first, 4096, "");
@@ -354,10 +351,7 @@ END_TEST
 
 START_TEST(regions_that_hvdd_says_nothing_of_are_registered_after_a_second_or_when_it_is_gone)
 {
-    bench.engine->start.region_asks = true;
-    ck_assert_int_eq(hvi_region_create("hvt", 4096, &region), HVI_OK);
-    register_page(0, 1);
-    expect_wanted(4096);
+    want_first_page();
     ck_assert_int_ge(sd_event_source_set_time_relative(bench.engine->sessions.quota.late, 0), 0);
     hvt_bench_turn(&bench);
     ck_assert_int_eq(registered(0), HVI_OK);

@@ -2,6 +2,7 @@
  * The real hvdd-engine from its first message to its end, with the test as hvdd and as trainers. */
 #include "base/status.h"
 #include "tests/unit/engine/hvt_peer.h"
+#include "tests/unit/hvt_listen.h"
 #include "tests/unit/hvt_main.h"
 
 #include <signal.h>
@@ -311,7 +312,7 @@ START_TEST(a_job_survives_its_hvdd_and_finds_the_next_one)
         submit(1, HVI_KIND_ALLREDUCE, 4, 0, "w");
         expect_all(HVI_OK);
     }
-    int listener = hvt_node_listen(path);
+    int listener = hvt_listen(directory, "attach.sock", SOCK_SEQPACKET);
     node.link = accept(listener, NULL, NULL);
     ck_assert(hvt_node_expect(&node, HVI_PACKET_ENGINE_HELLO, &msg));
     ck_assert_str_eq(msg.engine_hello.job, HVT_JOB);

@@ -6,6 +6,7 @@
 #include "base/status.h"
 #include "daemon/engine/sessions/intake.h"
 #include "tests/unit/engine/hvt_bench.h"
+#include "tests/unit/hvt_listen.h"
 #include "tests/unit/hvt_main.h"
 
 #include <arpa/inet.h>
@@ -882,7 +883,7 @@ START_TEST(a_restarted_hvdd_is_told_of_seats_and_of_the_node)
     attach_all();
     expect_node();
     strcpy(bench.engine->start.attach_path, path);
-    int listening = hvt_node_listen(path);
+    int listening = hvt_listen(folder, "attach.sock", SOCK_SEQPACKET);
     shutdown(bench.link, SHUT_RDWR);
     uint64_t end_ns = hvi_deadline_after(HVT_DEADLINE_NS);
     do { /* it loses the link first, then finds the new hvdd */

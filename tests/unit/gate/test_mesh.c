@@ -4,12 +4,12 @@
 #include "daemon/gate/mesh.h"
 
 #include "base/status.h"
+#include "tests/unit/hvt_listen.h"
 #include "tests/unit/hvt_log.h"
 #include "tests/unit/hvt_main.h"
 
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 
 #include <zmq.h>
 
@@ -381,6 +381,13 @@ static void send_msg(void *zmq, const struct hvi_mesh_msg *msg)
 
     ck_assert_int_eq(hvi_mesh_msg_encode(msg, bytes, sizeof(bytes), &length), HVI_OK);
     send_bytes(zmq, bytes, length, 0);
+}
+
+/* `route`: of the node that is to hear it. */
+static void stranger_say(const char *route, const struct hvi_mesh_msg *msg)
+{
+    send_bytes(stranger, route, strlen(route), ZMQ_SNDMORE);
+    send_msg(stranger, msg);
 }
 
 static void say_hello(void *zmq, uint64_t node, const char *name)
@@ -1081,16 +1088,14 @@ START_TEST(a_rendezvous_of_another_version_fails_the_jobs_with_its_sentence)
     ck_assert_str_eq(hello.hello.dialed, "127.0.0.1");
     answer.status = HVI_ERR_VERSION;
     snprintf(answer.text, sizeof(answer.text), "go away");
-    send_bytes(stranger, "000000000000000b", 16, ZMQ_SNDMORE);
-    send_msg(stranger, &answer);
+    stranger_say("000000000000000b", &answer);
     expect_error(&sides[1], "job", HVI_ERR_VERSION, "go away");
     ck_assert_str_eq(rows_of(&sides[1])->text, "go away");
     answer.status = HVI_OK;
     answer.oldest = answer.newest = 9;
     register_at(&sides[1], "next", 1, 1, 2);
     wait_jobs(&sides[1], 0, "job, next");
-    send_bytes(stranger, "000000000000000b", 16, ZMQ_SNDMORE);
-    send_msg(stranger, &answer);
+    stranger_say("000000000000000b", &answer);
     wait_text(&sides[1], "speaks versions 9 to 9");
     expect_error(&sides[1], "next", HVI_ERR_VERSION, "install the same hvdd on both");
 }
@@ -1122,8 +1127,7 @@ START_TEST(an_answer_that_is_repeated_is_told_once_and_one_that_was_not_asked_fo
         snprintf(answer.node_roster.job, sizeof(answer.node_roster.job), "%s", said[i].job);
         answer.node_roster.registration = said[i].registration;
         answer.number = said[i].number;
-        send_bytes(stranger, "000000000000000b", 16, ZMQ_SNDMORE);
-        send_msg(stranger, &answer);
+        stranger_say("000000000000000b", &answer);
     }
     ck_assert_str_eq(hear_roster(&sides[1], "job", 3)->text, "too many");
     ck_assert(hears_nothing(&sides[1]));
@@ -1141,8 +1145,7 @@ static void *ask_for_jobs(struct side *side)
                                               .request = 7,
                                               .kind = HVI_ADMIN_JOBS,
                                               .of_mesh = true};
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    int fd = hvt_listen(dir, "admin.sock", SOCK_STREAM | SOCK_NONBLOCK);
     void *zmq = zmq_socket(context, ZMQ_DEALER);
     unsigned char *bytes;
     char endpoint[128];
@@ -1152,13 +1155,10 @@ static void *ask_for_jobs(struct side *side)
     side->gate.start.private_mode = true;
     side->gate.start.uid = geteuid();
     side->gate.start.max_admin = side->gate.start.max_admin_per_user = 16;
-    snprintf(address.sun_path, sizeof(address.sun_path), "%s/admin.sock", dir);
-    ck_assert_int_eq(bind(fd, (const struct sockaddr *)&address, sizeof(address)), 0);
-    ck_assert_int_eq(listen(fd, 1), 0);
     ck_assert_int_eq(gate_admin_open(&side->gate, fd), HVI_OK);
     ck_assert_ptr_nonnull(zmq);
     set_int(zmq, ZMQ_LINGER, 0);
-    snprintf(endpoint, sizeof(endpoint), "ipc://%s", address.sun_path);
+    snprintf(endpoint, sizeof(endpoint), "ipc://%s/admin.sock", dir);
     ck_assert_int_eq(zmq_connect(zmq, endpoint), 0);
     ck_assert_int_eq(hvi_admin_request_encode(&request, &bytes, &length), HVI_OK);
     send_bytes(zmq, bytes, length, 0);
@@ -1190,8 +1190,7 @@ START_TEST(where_a_seed_stops_half_way_in_its_answer_the_gate_says_so)
 
     join_at(&sides[1], port);
     asked = stranger_wait(stranger, HVI_MESH_HELLO);
-    send_bytes(stranger, "000000000000000b", 16, ZMQ_SNDMORE);
-    send_msg(stranger, &alive);
+    stranger_say("000000000000000b", &alive);
     wait_joined(&sides[1], 1);
     asker = ask_for_jobs(&sides[1]);
     asked = stranger_wait(stranger, HVI_MESH_QUESTION);
@@ -1199,8 +1198,7 @@ START_TEST(where_a_seed_stops_half_way_in_its_answer_the_gate_says_so)
     half.heard = asked.number;
     half.reply = (struct hvi_mesh_reply){
         .ticket = asked.question.ticket, .part = part, .part_bytes = sizeof(part), .more = true};
-    send_bytes(stranger, "000000000000000b", 16, ZMQ_SNDMORE);
-    send_msg(stranger, &half);
+    stranger_say("000000000000000b", &half);
     hear_answer(asker, &reply);
     ck_assert_uint_eq(reply.request, 7);
     ck_assert_int_eq(reply.status, HVI_ERR_ATTACH_TIMEOUT);
@@ -1418,13 +1416,11 @@ START_TEST(
     hello = stranger_wait(stranger, HVI_MESH_HELLO);
     register_at(&sides[2], "job", 1, 1, 2);
     answer.oldest = answer.newest = hello.newest + 1;
-    send_bytes(stranger, "000000000000000c", 16, ZMQ_SNDMORE);
-    send_msg(stranger, &answer);
+    stranger_say("000000000000000c", &answer);
     for (uint64_t end = hvi_deadline_after(HVI_NS_SEC); !hvi_deadline_passed(end);)
         turn();
     ck_assert(!hears(&sides[2]));
-    send_bytes(stranger, "000000000000000c", 16, ZMQ_SNDMORE);
-    send_msg(stranger, &answer);
+    stranger_say("000000000000000c", &answer);
     got = hear_roster(&sides[2], "job", 1);
     ck_assert_int_eq(got->status, HVI_ERR_VERSION);
     ck_assert_ptr_nonnull(strstr(got->text, "speaks versions 2 to 2 of the mesh, node gamma"));
@@ -1445,8 +1441,7 @@ START_TEST(where_all_seeds_speak_another_version_jobs_are_refused_at_once)
     answer.oldest = answer.newest = HVI_MESH_VERSION + 1;
     began = hvi_clock_ns();
     register_at(&sides[2], "job", 1, 1, 2);
-    send_bytes(stranger, "000000000000000c", 16, ZMQ_SNDMORE);
-    send_msg(stranger, &answer);
+    stranger_say("000000000000000c", &answer);
     ck_assert_int_eq(hear_roster(&sides[2], "job", 1)->status, HVI_ERR_VERSION);
     ck_assert_uint_lt(hvi_clock_ns() - began, HVI_NS_SEC);
 }
@@ -1467,16 +1462,14 @@ START_TEST(what_waits_at_a_seed_that_begins_to_speak_another_version_meets_at_th
     open_seed(1);
     open_node(2);
     stranger_wait(stranger, HVI_MESH_HELLO);
-    send_bytes(stranger, "000000000000000c", 16, ZMQ_SNDMORE);
-    send_msg(stranger, &said);
+    stranger_say("000000000000000c", &said);
     wait_named(&sides[2], "127.0.0.1", "listens");
     wait_named(&sides[1], "gamma", "joined");
     register_at(&sides[2], "job", 1, 1, 2);
     register_at(&sides[1], "job", 1, 0, 2);
     ck_assert(hears_nothing(&sides[1]));
     said.oldest = said.newest = HVI_MESH_VERSION + 1;
-    send_bytes(stranger, "000000000000000c", 16, ZMQ_SNDMORE);
-    send_msg(stranger, &said);
+    stranger_say("000000000000000c", &said);
     ck_assert_int_eq(hear_seeds_roster(&sides[1], "job")->status, HVI_OK);
     ck_assert_int_eq(hear_seeds_roster(&sides[2], "job")->status, HVI_OK);
 }

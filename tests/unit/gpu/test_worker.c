@@ -6,13 +6,13 @@
 #include "daemon/gpu/kernels/image.h"
 #include "shm/abi.h"
 #include "tests/unit/gpu/hvt_worker.h"
+#include "tests/unit/hvt_listen.h"
 #include "tests/unit/hvt_main.h"
 
 #include <fcntl.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -183,7 +183,6 @@ static int listener;
 /* A worker with an engine, whose hvdd goes, and the socket of the next one. */
 static void lose_hvdd(void)
 {
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
     const struct hvt_worker_wish wish = {.attach_path = attach_path};
 
     hvt_worker_expect_state(&worker, HVI_GPU_UP);
@@ -196,10 +195,7 @@ static void lose_hvdd(void)
     ck_assert_int_eq(shutdown(worker.link_fd, SHUT_RDWR), 0);
     close(worker.link_fd);
     worker.link_fd = -1;
-    memcpy(address.sun_path, attach_path, strlen(attach_path) + 1);
-    listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-    ck_assert_int_eq(bind(listener, (struct sockaddr *)&address, sizeof(address)), 0);
-    ck_assert_int_eq(listen(listener, 4), 0);
+    listener = hvt_listen(folder, "attach.sock", SOCK_SEQPACKET);
 }
 
 /* It knocks, and says who it is. */

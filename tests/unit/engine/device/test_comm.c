@@ -227,6 +227,17 @@ static void told_failure(uint32_t node, const struct group *group, int status, c
     ck_assert_str_eq(gpu->text, text);
 }
 
+/* The first node tells the others of it, another node tells the first. */
+static void told_others_failure(int status, const char *text)
+{
+    if (here == 5) {
+        told_failure(7, &all, status, text);
+        told_failure(9, &all, status, text);
+    } else {
+        told_failure(5, &all, status, text);
+    }
+}
+
 /* It is being made, and all nodes can. The first node's worker is to join. */
 static uint64_t first_joins(uint32_t number)
 {
@@ -504,8 +515,7 @@ START_TEST(versions_that_differ_are_a_sentence_with_both_nodes_on_all_nodes)
     hear(7, &all, HVI_MESH_GPU_READY);
     hear_ready(9, 22105);
     ck_assert_str_eq(hvt_room_joined(1, HVI_ERR_UNSUPPORTED), text);
-    told_failure(7, &all, HVI_ERR_UNSUPPORTED, text);
-    told_failure(9, &all, HVI_ERR_UNSUPPORTED, text);
+    told_others_failure(HVI_ERR_UNSUPPORTED, text);
     told_to_drop(0, 1);
 }
 END_TEST
@@ -580,8 +590,7 @@ START_TEST(a_worker_that_cannot_join_fails_it_on_all_nodes)
     begin(5);
     joins(0, first_joins(1), HVI_ERR_LIMIT, "ncclCommInitRank: system error");
     ck_assert_str_eq(hvt_room_joined(1, HVI_ERR_LIMIT), text);
-    told_failure(7, &all, HVI_ERR_LIMIT, text);
-    told_failure(9, &all, HVI_ERR_LIMIT, text);
+    told_others_failure(HVI_ERR_LIMIT, text);
     told_to_drop(0, 1);
 }
 END_TEST
@@ -660,12 +669,7 @@ START_TEST(a_worker_that_is_lost_fails_what_it_is_asked_for)
     const char *text = hvt_room_joined(1, HVI_ERR_WORKER_LOST);
     ck_assert_str_eq(text, "the worker of " HVT_ROOM_UUID0
                            " (Test GPU, pid 4711) is lost: it was killed by signal 9 (SIGKILL)");
-    if (here == 5) {
-        told_failure(7, &all, HVI_ERR_WORKER_LOST, text);
-        told_failure(9, &all, HVI_ERR_WORKER_LOST, text);
-    } else {
-        told_failure(5, &all, HVI_ERR_WORKER_LOST, text);
-    }
+    told_others_failure(HVI_ERR_WORKER_LOST, text);
 }
 END_TEST
 
@@ -755,8 +759,7 @@ START_TEST(a_worker_that_says_it_has_an_id_and_sends_none_fails_the_communicator
     start(1, &all);
     answer(0, asked(0, false), true, "");
     ck_assert_str_eq(hvt_room_joined(1, HVI_ERR_UNSUPPORTED), text);
-    told_failure(7, &all, HVI_ERR_UNSUPPORTED, text);
-    told_failure(9, &all, HVI_ERR_UNSUPPORTED, text);
+    told_others_failure(HVI_ERR_UNSUPPORTED, text);
     told_to_drop(0, 1);
 }
 END_TEST
@@ -790,8 +793,7 @@ START_TEST(the_first_node_names_the_node_that_has_not_answered_in_time)
     hvt_room_expect_nothing();
     ck_assert(!engine_device_comm_look(&hvt_room.device, hvi_clock_ns() + 2 * COMM_NS));
     ck_assert_str_eq(hvt_room_joined(1, HVI_ERR_TIMEOUT), texts[_i]);
-    told_failure(7, &all, HVI_ERR_TIMEOUT, texts[_i]);
-    told_failure(9, &all, HVI_ERR_TIMEOUT, texts[_i]);
+    told_others_failure(HVI_ERR_TIMEOUT, texts[_i]);
     told_to_drop(0, 1);
 }
 END_TEST
@@ -850,12 +852,7 @@ START_TEST(one_that_is_left_is_over_on_all_nodes)
     hvt_room_expect_nothing();
     engine_device_leave(&hvt_room.device, 1, HVI_ERR_CANCELLED, "cancelled by rank 0");
     ck_assert_str_eq(hvt_room_joined(1, HVI_ERR_CANCELLED), "cancelled by rank 0");
-    if (here == 5) {
-        told_failure(7, &all, HVI_ERR_CANCELLED, "cancelled by rank 0");
-        told_failure(9, &all, HVI_ERR_CANCELLED, "cancelled by rank 0");
-    } else {
-        told_failure(5, &all, HVI_ERR_CANCELLED, "cancelled by rank 0");
-    }
+    told_others_failure(HVI_ERR_CANCELLED, "cancelled by rank 0");
     told_to_drop(0, 1);
 }
 END_TEST
@@ -868,8 +865,7 @@ START_TEST(one_that_waits_can_be_left_and_the_others_go_on)
     ck_assert_int_eq(want(2, &all), HVI_OK);
     engine_device_leave(&hvt_room.device, 2, HVI_ERR_CANCELLED, "cancelled by rank 0");
     hvt_room_joined(2, HVI_ERR_CANCELLED);
-    told_failure(7, &all, HVI_ERR_CANCELLED, "cancelled by rank 0");
-    told_failure(9, &all, HVI_ERR_CANCELLED, "cancelled by rank 0");
+    told_others_failure(HVI_ERR_CANCELLED, "cancelled by rank 0");
     told_to_drop(0, 2);
     answer(0, id, false, "");
     hear(7, &pair, HVI_MESH_GPU_READY);

@@ -21,6 +21,7 @@ struct scene {
     size_t cut; /* so many bytes are missing at its end */
     bool silent;
     bool unasked; /* it wants no file */
+    bool old;     /* it wants the file with the first message */
 };
 
 /* The request into `asked`; into its file a word. */
@@ -51,13 +52,21 @@ static void tell(int fd, const struct hvi_packet_msg *answer, size_t cut)
 static void *play(void *context)
 {
     const struct hvi_packet_msg go_on = {.kind = HVI_PACKET_ACK, .ack = {.status = HVI_INPROGRESS}};
+    const struct hvi_packet_msg wrong = {.kind = HVI_PACKET_ACK,
+                                         .ack = {.status = HVI_ERR_PROTOCOL}};
     const struct scene *scene = context;
     unsigned char bytes[16];
-    const int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+    int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
     ck_assert_int_ge(fd, 0);
     take_request(fd);
     ck_assert(!has_file);
-    if (asked.start && !scene->unasked) {
+    if (scene->old) {
+        tell(fd, &wrong, 0);
+        close(fd);
+        fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+        ck_assert_int_ge(fd, 0);
+        take_request(fd);
+    } else if (asked.start && !scene->unasked) {
         tell(fd, &go_on, 0);
         take_request(fd);
     }
@@ -189,6 +198,15 @@ START_TEST(a_hvdd_that_wants_no_file_writes_no_timeline)
 }
 END_TEST
 
+START_TEST(an_older_hvdd_gets_the_file_with_the_first_message)
+{
+    const struct hvi_packet_msg answer = ack(HVI_OK, "");
+    run_scene((struct scene){.answer = &answer, .old = true}, "timeline digits start @/t.json");
+    hvt_expect_end(0, "");
+    ck_assert(asked.start && has_file);
+}
+END_TEST
+
 START_TEST(a_hvdd_that_is_silent_or_goes_is_no_daemon)
 {
     run_scene((struct scene){.silent = true}, "timeline digits stop --timeout 0.02 --json");
@@ -254,6 +272,7 @@ int main(void)
     tcase_add_test(tests, a_hvdd_that_takes_no_more_connections_answers_as_to_an_attach);
     tcase_add_test(tests, an_answer_that_is_none_or_is_cut_off_is_an_error);
     tcase_add_test(tests, a_hvdd_that_wants_no_file_writes_no_timeline);
+    tcase_add_test(tests, an_older_hvdd_gets_the_file_with_the_first_message);
     tcase_add_test(tests, a_hvdd_that_is_silent_or_goes_is_no_daemon);
     tcase_add_test(tests, without_a_hvdd_the_directory_is_named);
     tcase_add_loop_test(tests, wrong_words_and_files_are_told, 0, sizeof wrong / sizeof wrong[0]);
