@@ -25,8 +25,9 @@
 #define REPLY_BYTES_MAX (64 * 1024 * 1024)
 #define DESCRIPTORS     16 /* that libzmq takes for our sockets, and some more */
 
-/* libzmq cannot wait for its turn in a queue that somebody floods. It tries, and whoever tries seldom is late. So do the
- * first time we wait for a place, and let it try when there are some: hvdd accepts many at once (base/pace.h). */
+/* libzmq cannot wait for its turn in a queue that somebody floods. It tries, and whoever tries seldom comes too late. So
+ * connect_in_turn waits for a place in the queue, and lets libzmq try when places are free: hvdd accepts many
+ * connections at once (base/pace.h). */
 #define RECONNECT_MS     1
 #define RECONNECT_MAX_MS 10
 #define TURNS_NS         HVI_NS_SEC        /* then libzmq is left to itself */
@@ -87,7 +88,7 @@ static uint16_t take_event(struct admin_client *client)
     return event;
 }
 
-/* False: libzmq has found the queue full, or nobody. */
+/* False: libzmq has found the queue full, or no hvdd. */
 static bool has_connected(struct admin_client *client)
 {
     zmq_pollitem_t item = {.socket = client->monitor, .events = ZMQ_POLLIN};
@@ -100,6 +101,7 @@ static bool has_connected(struct admin_client *client)
     return connected;
 }
 
+/* Until a try succeeds, no hvdd is there, or TURNS_NS are over; then libzmq goes on by itself. */
 static int connect_in_turn(struct admin_client *client)
 {
     const uint64_t deadline_ns = hvi_deadline_after(TURNS_NS);

@@ -27,7 +27,7 @@ bool hvi_listener_may_serve(int socket_fd, const char *directory, uid_t *uid_p);
  * errno number; EAGAIN: the queue was full until the deadline. After the deadline it only tries. */
 int hvi_listener_connect(int socket_fd, const struct sockaddr_un *address, uint64_t deadline_ns);
 /* A non-blocking connection to `path` (SOCK_SEQPACKET), at once: its descriptor, or a negative errno; -EAGAIN: the queue is full.
- * Who listens is the caller's to ask. */
+ * The caller checks which user listens. */
 int hvi_listener_try(const char *path);
 
 #endif

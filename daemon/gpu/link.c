@@ -113,8 +113,8 @@ static void lose(struct gpu_worker *worker)
     look_later(worker);
 }
 
-/* hvdd answers a GpuReturn with an AttachReply, or takes the worker and sends a GpuMsg. Each of them has the numbers of some of
- * the other's kinds, but what an AttachReply has to have is in no GpuMsg. */
+/* hvdd answers a GpuReturn with an AttachReply, or takes the worker and sends a GpuMsg. Kinds of both share numbers, but
+ * no GpuMsg has the fields that an AttachReply must have. */
 static bool is_refusal(const struct hvi_packet *packet, struct hvi_attach_reply *reply_p)
 {
     struct hvi_packet_msg msg;
@@ -213,9 +213,10 @@ static int connect_hvdd(const struct gpu_worker *worker)
     int fd = hvi_listener_try(worker->start.attach_path);
     uid_t uid;
 
-    if (fd < 0 || hvi_listener_is_ours(fd, &uid))
-        return fd < 0 ? -1 : fd;
-    close(fd);
+    if (fd >= 0 && hvi_listener_is_ours(fd, &uid))
+        return fd;
+    if (fd >= 0)
+        close(fd);
     return -1;
 }
 

@@ -82,8 +82,8 @@ void node_gpu_end(struct node_gpu *gpu, const struct node_gpu_asker *asker,
  * `most` ranks that the engine has; `fd` stays the caller's. */
 bool node_gpu_fences(struct node_gpu *gpu, struct node_engine *engine, int32_t rank, int32_t most,
                      int fd);
-/* GpuReturn of a worker of an earlier hvdd, which is this process. HVI_OK: it is in the table, which owns fd and pidfd; logs.
- * Else what it is answered, and *why_p: REFUSED and VERSION are for good. */
+/* GpuReturn of a worker of an earlier hvdd; `pid` is the worker's process. HVI_OK: it is in the table, which owns fd and pidfd;
+ * logs. Else the status that the worker is answered, and *why_p: REFUSED and VERSION are for good. */
 int node_gpu_return(struct node_gpu *gpu, const struct hvi_gpu_return *said, pid_t pid, int fd,
                     int pidfd, const char **why_p);
 /* An engine of an earlier hvdd is here, or one of its workers is: they find each other. */

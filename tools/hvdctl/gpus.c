@@ -6,6 +6,7 @@
 #include "base/status.h"
 #include "base/uuid.h"
 #include "gpu/nvml.h"
+#include "tools/hvdctl/table.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -96,13 +97,9 @@ static void ask_nvml(struct rows *all)
 struct hvd_admin_gpu *ctl_gpus_ask(const struct hvd_admin_answer *reply)
 {
     const size_t most = reply->gpu_count + 1;
-    struct hvd_admin_gpu *rows = calloc(most, sizeof *rows + HVI_UUID_TEXT);
+    struct hvd_admin_gpu *rows = ctl_must(calloc(most, sizeof *rows + HVI_UUID_TEXT));
     struct rows all = {.rows = rows, .count = reply->gpu_count};
 
-    if (rows == NULL) {
-        fputs("hvdctl: out of memory\n", stderr);
-        exit(CTL_REFUSED);
-    }
     all.names = (char(*)[HVI_UUID_TEXT])(rows + most);
     for (size_t i = 0; i < reply->gpu_count; i++)
         rows[i] = *reply->gpus[i];

@@ -205,7 +205,7 @@ struct engine_backend_config {
      * way already can keep it from its end. Inside start(), help() and engine_gpu_backend_*. */
     void (*started)(void *user, struct engine_batch *batch);
     void *user;
-    void *owner; /* whom the functions below are called with */
+    void *owner; /* the first argument of the functions below */
     /* Inside start(): a connection to this node is needed, which engine_wire_backend_lane brings later.
      * Once for each. NULL: none can be asked for. */
     void (*lane_wanted)(void *owner, uint32_t node, uint32_t lane);

@@ -101,9 +101,9 @@ static struct {
 static const char *const environment[][2] = {
     {"UCX_ERROR_SIGNALS", ""},     /* it installs no handler */
     {"UCX_HANDLE_ERRORS", "none"}, /* nor waits for a debugger */
-    {"UCX_DEBUG_SIGNO", "0"},      /* */
+    {"UCX_DEBUG_SIGNO", "0"},      /* nor has a signal of its own */
     {"UCX_MEM_EVENTS", "n"},       /* patches no mmap */
-    {"UCX_VFS_ENABLE", "n"},       /* */
+    {"UCX_VFS_ENABLE", "n"},       /* shows its state to no other process */
     {"UCX_LOG_LEVEL", "fatal"},    /* the engine says what has failed */
     {"UCX_TCP_CONN_NB", "y"},      /* else making an endpoint may block for minutes */
 };
