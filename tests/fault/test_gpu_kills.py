@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from hvt import Status, arith, check_prompt, procs, sanitized, scaled, wait_until
-from hvt.gpu import GpuDaemon, gpus
+from hvt.gpu import GpuDaemon, gpus, layouts, there
 from hvt.job import Job
 
 PROMISED_NS = 100_000_000
@@ -25,9 +25,9 @@ class Case:
     """Three ranks, of which rank 2 dies or holds the others up: rank 0 waits on the host, rank 1 in a stream."""
 
     def __init__(self, daemon: GpuDaemon, gpu_of: list[int], **more):
-        self.daemon, self.gpus = daemon, gpu_of
+        self.daemon, self.gpus = daemon, there(gpu_of)
         self.job = Job(daemon, 3, **more)
-        self.streams = [rank.ask("stream", gpu=gpu)["stream"] for rank, gpu in zip(self.job.ranks, gpu_of)]
+        self.streams = [rank.ask("stream", gpu=gpu)["stream"] for rank, gpu in zip(self.job.ranks, self.gpus)]
         self.ops: dict[int, int] = {}
         self.name = 0
 
@@ -137,7 +137,7 @@ def engine(case: Case) -> int:
     return case.daemon.engine_of(case.job.name)
 
 
-LAYOUTS = [[0, 1, 0]] if sanitized() else [[0, 0, 0], [0, 1, 0]]  # of ranks on GPUs
+LAYOUTS = [[0, 1, 0]] if sanitized() else layouts([0, 0, 0], [0, 1, 0])  # of ranks on GPUs
 
 
 @pytest.fixture(name="case", params=LAYOUTS, ids=str)

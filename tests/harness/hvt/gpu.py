@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A hvdd on a machine with GPUs, which are tests/fakegpu's, or with HVT_GPU=real the machine's own (scripts/gpu.sh --suite)."""
 import contextlib
+import glob
 import os
 import re
 from collections.abc import Iterator
@@ -15,13 +16,24 @@ from hvt.wait import wait_until
 
 FAKE = BUILD / "fakegpu"
 REAL = os.environ.get("HVT_GPU") == "real"
+COUNT = len(glob.glob("/dev/nvidia[0-9]*")) if REAL else 16  # GPUs that a hvdd here may have
+
+
+def there(gpu_of: list[int]) -> list[int]:
+    """The same GPUs, the last that is there for each that is not."""
+    return [min(gpu, COUNT - 1) for gpu in gpu_of]
+
+
+def layouts(*of_ranks: list[int]) -> list[list[int]]:
+    """On which GPUs ranks have their tensors: those of which all are there."""
+    return [gpu_of for gpu_of in of_ranks if gpu_of == there(gpu_of)]
 
 
 class GpuDaemon(Daemon):
     """`fake` is FAKEGPU, `faults` FAKEGPU_FAULT: tests/fakegpu/settings.h."""
 
     def __init__(self, fake: str = "devices=2", faults: str = "", **more: Any):
-        if REAL and (faults or not re.fullmatch("devices=[0-9]", fake)):
+        if REAL and (faults or not re.fullmatch("devices=[12](;free=strict)?", fake)):
             pytest.skip("needs the fake driver")
         options = {"gpu-idle": "200ms"} | more.pop("options", {})
         super().__init__(options=options, **more)
