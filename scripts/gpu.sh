@@ -83,8 +83,15 @@ done
 
 python=${HVD_PYTHON:-python3}
 
-# The tests that have a meaning on a real driver, one file after the other; what only the fake can be told is skipped by them, and
-# contract.device, which writes to the fake's memory by the CPU, is not among them. Ends the script.
+# contract.device on the real driver, with all layouts of one node whose GPUs are there. Below a minute; it has deadlines of its own.
+run_contract() {
+    LD_LIBRARY_PATH=$HVD_BUILD_DIR/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} timeout -k 5 240 "$HVD_BUILD_DIR/tests/test_contract_device" 2>&1 |
+        tee -a "$out/gpu-suite.txt"
+    [ "${PIPESTATUS[0]}" -eq 0 ]
+}
+
+# The tests that have a meaning on a real driver, contract.device first, then one file after the other; what only the fake can be told
+# is skipped by them. Ends the script.
 run_suite() {
     local file status=0 devices=(/dev/nvidia[0-9]*) pytest=(-m pytest -q -rs -p no:cacheprovider --confcutdir="$root/tests/python")
     export HVD_BUILD_DIR=${HVD_BUILD_DIR:-$root/build-release} HVT_GPU=real PYTHONDONTWRITEBYTECODE=1
@@ -97,6 +104,7 @@ run_suite() {
         nvidia-smi -L
         "$HVD_BUILD_DIR/libexec/hvdd/hvdd-gpu" --can
     } | tee "$out/gpu-suite.txt"
+    run_contract || status=1
     for file in integration/test_gpu.py fault/test_gpu_kills.py; do
         "$root/tests/harness/run-pytest" "$root/tests/$file" 2>&1 | tee -a "$out/gpu-suite.txt"
         [ "${PIPESTATUS[0]}" -eq 0 ] || status=1

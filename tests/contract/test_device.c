@@ -1,15 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0
- * The collectives on memory of GPUs, through all there is: ranks with sessions, a real hvdd, its engine, and a worker for each GPU on
- * the fake driver. Ranks are threads of this process; kind x dtype x reduce op x ranks x GPUs, in place and apart, with and without a
- * stream, odd sizes and offsets. Two hvdds, which meet over the mesh on the loopback, are two nodes, each with its share of the
- * four GPUs.
+ * The collectives on memory of GPUs, through all there is: ranks with sessions, a real hvdd, its engine, and a worker for each GPU, on
+ * the fake driver, or with HVT_GPU=real on the machine's own. Ranks are threads of this process; kind x dtype x reduce op x ranks x
+ * GPUs, in place and apart, with and without a stream, odd sizes and offsets. Two hvdds, which meet over the mesh on the loopback, are
+ * two nodes, each with its share of the four GPUs.
  *
  * On one GPU the bits are those of docs/design/reduction.md. Between GPUs the order of additions is NCCL's, so the numbers there
  * have sums and products that are exact in any order.
  *
- * The test plays the main thread: it fills the ranks' memory, which the fake has for CPUs as well, lets all ranks do the op, and looks
- * at what they have. Seeds are fixed. By default the corners; with HVT_WHOLE in the environment the other layouts of ranks and
- * GPUs on one node, or with "nodes" all on two. */
+ * The main thread plays the test: it fills a host mirror of each rank's memory, lets all ranks do the op, and judges what they have.
+ * The ranks copy mirrors to and from GPUs by the driver. What an op leaves wrong is printed and counted, and the test goes on and
+ * fails at its end. It ends at once after an op that cannot be waited for, or a job that is broken.
+ *
+ * Seeds are fixed. By default the corners; with HVT_WHOLE in the environment the other layouts of ranks and GPUs on one node, or with
+ * "nodes" all on two. A real driver gets all layouts of one node whose GPUs exist, each in one job, as it starts slowly.
+ *
+ * Here ranks share a context; a user's do not. A call into the driver may wait for all streams of its context. Where one of these waits
+ * for an op that the calling rank has yet to submit, that would be for ever. So no stream waits before all ranks have submitted their
+ * first op with a stream, which registers memory and fences; and a copy out of a GPU is enqueued when its stream has ended. */
 #include "base/status.h"
 #include "base/types.h"
 #include "hvd/hvd.h"
@@ -22,6 +29,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 
 #define RANKS_MOST  8
@@ -34,6 +42,19 @@
 #define GUARD       64u
 #define GUARD_BYTE  0xa5
 #define DEADLINE_NS (HVT_SANITIZED ? 100000000000 : 20000000000)
+#define PAGE        4096u
+#define LINES_MOST  30
+#define FAKE        "devices=4;free=keeps"
+#define REAL_MOST_S 90 /* after that no layout begins, and none goes on */
+
+static bool is_real;
+
+/* Of all tests, which are processes of their own. */
+static struct totals {
+    _Atomic int jobs, ops, wrong_ops;
+    _Atomic int wrong[HVI_DTYPE_COUNT][HVI_REDUCE_COUNT]; /* of these; moves are sums */
+    struct timespec begun;
+} * totals;
 
 /* ---- hvdd ---- */
 
@@ -63,7 +84,7 @@ static bool run_shell(const char *command, const char *path)
     return system(line) == 0;
 }
 
-/* The first one listens; `port`: where the second finds it. */
+/* The first one listens; `port`: where the second finds it. On a real driver there is one, without a mesh. */
 static void run_hvdd(const struct node *node, int ready, int port)
 {
     const char *mesh_option = port == 0 ? "mesh-listen" : "mesh-join";
@@ -75,11 +96,12 @@ static void run_hvdd(const struct node *node, int ready, int port)
     snprintf(mesh, sizeof mesh, "--%s=127.0.0.1:%d", mesh_option, port);
     snprintf(key, sizeof key, "--mesh-key=%s/key", folder);
     snprintf(fd, sizeof fd, "--ready-fd=%d", ready);
+    const char *first_of_mesh = is_real ? NULL : mesh;
     dup2(log, STDOUT_FILENO);
     dup2(log, STDERR_FILENO);
     prctl(PR_SET_PDEATHSIG, SIGTERM);
-    execl(program, "hvdd", runtime, mesh, key, "--port-range=" PORTS, "--private=yes",
-          "--log-level=warning", "--config=/dev/null", "--gpu-idle=100ms", fd, (char *)NULL);
+    execl(program, "hvdd", runtime, "--private=yes", "--log-level=warning", "--config=/dev/null",
+          "--gpu-idle=100ms", fd, first_of_mesh, key, "--port-range=" PORTS, (char *)NULL);
     _exit(127);
 }
 
@@ -130,24 +152,46 @@ static bool start_hvdds(void)
         return false;
     snprintf(key, sizeof key, "%s/key", folder);
     path_of("hvdctl key new", make_key);
-    setenv("FAKEGPU", "devices=4;free=keeps", 1);
+    if (is_real)
+        return start_hvdd(0, 0);
+    setenv("FAKEGPU", FAKE, 1);
     return run_shell(make_key, key) && start_hvdd(0, 0) && mesh_port() > 0 &&
            start_hvdd(1, mesh_port());
+}
+
+/* Its exit status; it is killed if it has not ended in time. */
+static int reap_hvdd(const struct node *node)
+{
+    int status = -1;
+
+    for (int i = 0; i < 3000; i++) {
+        if (waitpid(node->pid, &status, WNOHANG) != 0)
+            return status;
+        hvt_nap(10);
+    }
+    printf("the hvdd of %s does not end\n", node->address);
+    kill(node->pid, SIGKILL);
+    waitpid(node->pid, &status, 0);
+    return status;
 }
 
 /* Whether it has logged nothing, which is printed else. */
 static bool stop_hvdd(const struct node *node)
 {
-    char text[4096];
-    int status = -1, fd;
+    char text[16384];
     ssize_t length;
+    int status, fd;
 
+    if (node->pid <= 0) /* it was never started */
+        return false;
     kill(node->pid, SIGTERM);
-    waitpid(node->pid, &status, 0);
+    status = reap_hvdd(node);
     fd = open(node->log, O_RDONLY);
     length = fd < 0 ? 0 : read(fd, text, sizeof text);
     if (length > 0)
         printf("the log of %s:\n%.*s", node->address, (int)length, text);
+    if (status != 0)
+        printf("the hvdd of %s has ended with status %#x\n", node->address, (unsigned)status);
     return status == 0 && length == 0;
 }
 
@@ -156,7 +200,7 @@ static bool stop_hvdds(void)
 {
     bool is_quiet = true;
 
-    for (uint32_t i = NODES; i-- > 0;)
+    for (uint32_t i = is_real ? 1 : NODES; i-- > 0;)
         is_quiet = stop_hvdd(&nodes[i]) && is_quiet;
     return run_shell("rm -r", folder) && is_quiet;
 }
@@ -169,6 +213,7 @@ static struct {
     int set, root;
     double prescale, postscale;
     bool in_place, streamed;
+    bool is_first; /* of these ranks: streamed, and no stream waits before all have submitted */
     uint32_t members;
     int64_t splits[RANKS_MOST][RANKS_MOST]; /* elements, from and to */
     char text[256];
@@ -182,25 +227,34 @@ struct rank {
     struct hvd_session *session;
     hvi_cu_context context;
     hvi_cu_stream stream;
-    unsigned char *arena; /* a GPU's */
+    hvi_cu_ptr arena;
+    unsigned char *mirror; /* of .arena, in memory of the host */
     uint64_t used, in_count, out_count;
-    unsigned char *in, *out;
+    unsigned char *in, *out; /* in .mirror */
     unsigned char *expected;
     bool is_near;    /* .expected is to be come close to: as doubles */
     bool is_rounded; /* the same, as it is: what is added has been rounded before */
+    bool is_broken;  /* with .wrong: nothing more can be done with these ranks */
     char wrong[512];
+    uint64_t wrong_at; /* the element; WHOLE: .wrong is about none */
 };
+#define WHOLE UINT64_MAX
 
 static struct rank ranks[RANKS_MOST];
-static int rank_count, gpu_count, node_count, jobs;
-static pthread_barrier_t gate;
+static int rank_count, gpu_count, node_count, jobs, ops, wrong_ops;
+static pthread_barrier_t gate, submitted;
 static int (*task)(struct rank *rank); /* what ranks do when the gate opens; NULL: they end */
+
+static void *on_gpu(const struct rank *rank, const unsigned char *in_mirror)
+{
+    return (void *)(uintptr_t)(rank->arena + (uint64_t)(in_mirror - rank->mirror));
+}
 
 static int submit(struct rank *rank, struct hvd_op **op_p)
 {
     enum hvd_dtype dtype = (enum hvd_dtype)op.dtype;
-    struct hvd_tensor in = hvd_tensor_1d(rank->in, dtype, (int64_t)rank->in_count);
-    struct hvd_tensor out = hvd_tensor_1d(rank->out, dtype, (int64_t)rank->out_count);
+    struct hvd_tensor in = hvd_tensor_1d(on_gpu(rank, rank->in), dtype, (int64_t)rank->in_count);
+    struct hvd_tensor out = hvd_tensor_1d(on_gpu(rank, rank->out), dtype, (int64_t)rank->out_count);
     enum hvd_reduce_op reduce_op = (enum hvd_reduce_op)op.reduce_op;
     struct hvd_op_options options;
 
@@ -231,8 +285,51 @@ __attribute__((format(printf, 2, 3))) static int blame(struct rank *rank, const 
     va_start(arguments, format);
     vsnprintf(rank->wrong, sizeof rank->wrong, format, arguments);
     va_end(arguments);
+    rank->wrong_at = WHOLE;
     return -1;
 }
+
+/* As blame(), of a call that has failed so. Only an error of one op lets the next one have a meaning. */
+static int blame_call(struct rank *rank, int rc, const char *more)
+{
+    rank->is_broken = !hvi_status_is_of_op(rc) || rc == HVD_ERR_TIMEOUT;
+    return blame(rank, "%s (%d) %s", hvd_last_error(), rc, more);
+}
+
+/* ---- memory ---- */
+
+static int check_driver(struct rank *rank, int error, const char *call)
+{
+    char text[64] = "";
+
+    if (error == HVI_CU_OK)
+        return 0;
+    rank->is_broken = true;
+    hvi_cuda_describe(&hvt_cu, error, text, sizeof text);
+    return blame(rank, "%s: %s", call, text);
+}
+
+/* To the GPU, in the rank's stream. An op that is not streamed must find it there. */
+static int copy_in(struct rank *rank)
+{
+    int error = hvt_cu.copy_in(rank->arena, rank->mirror, rank->used, rank->stream);
+
+    if (error == HVI_CU_OK && !op.streamed)
+        error = hvt_cu.stream_synchronize(rank->stream);
+    return check_driver(rank, error, "the copy to the GPU");
+}
+
+/* With nothing in the rank's stream. */
+static int copy_out(struct rank *rank)
+{
+    int error = hvt_cu.copy_out(rank->mirror, rank->arena, rank->used, rank->stream);
+
+    if (error == HVI_CU_OK)
+        error = hvt_cu.stream_synchronize(rank->stream);
+    return check_driver(rank, error, "the copy from the GPU");
+}
+
+/* ---- what an op has left ---- */
 
 static double step_of(uint32_t dtype)
 {
@@ -258,42 +355,94 @@ static bool is_right(const struct rank *rank, uint64_t at)
     return fabs(value - wanted) <= step_of(op.dtype) * fabs(wanted) + tiny;
 }
 
+/* An element as one number. */
+static unsigned long bits_of(const unsigned char *data, uint64_t at)
+{
+    unsigned long bits = 0;
+    uint32_t size = hvi_dtype_bytes(op.dtype);
+
+    memcpy(&bits, data + at * size, size);
+    return bits;
+}
+
+static int blame_element(struct rank *rank, uint64_t at, uint64_t wrong_count)
+{
+    const int digits = 2 * (int)hvi_dtype_bytes(op.dtype);
+    char expected[64];
+
+    if (rank->is_near)
+        snprintf(expected, sizeof expected, "about %a", ((double *)(void *)rank->expected)[at]);
+    else
+        snprintf(expected, sizeof expected, "%s%0*lx", rank->is_rounded ? "about " : "", digits,
+                 bits_of(rank->expected, at));
+    blame(rank, "element %lu of %lu: got %0*lx, expected %s (%lu are wrong)", (unsigned long)at,
+          (unsigned long)rank->out_count, digits, bits_of(rank->out, at), expected,
+          (unsigned long)wrong_count);
+    rank->wrong_at = at;
+    return -1;
+}
+
 static int compare(struct rank *rank)
 {
     uint32_t size = hvi_dtype_bytes(op.dtype);
+    uint64_t first = 0, wrong_count = 0;
 
-    for (uint64_t i = 0; i < rank->out_count; i++) {
-        if (!is_right(rank, i))
-            return blame(rank, "element %lu of %lu is wrong: %02x and not %02x...",
-                         (unsigned long)i, (unsigned long)rank->out_count, rank->out[i * size],
-                         rank->expected[i * size]);
+    for (uint64_t i = rank->out_count; i-- > 0;) {
+        if (is_right(rank, i))
+            continue;
+        first = i;
+        wrong_count++;
     }
+    if (wrong_count > 0)
+        return blame_element(rank, first, wrong_count);
     for (uint32_t i = 0; i < GUARD; i++) {
         if (rank->out[-1 - (int)i] != GUARD_BYTE && !op.in_place)
-            return blame(rank, "a byte before the output was written");
+            return blame(rank, "byte %u before the output was written", i + 1);
         if (rank->out[rank->out_count * size + i] != GUARD_BYTE && !op.in_place)
-            return blame(rank, "a byte behind the output was written");
+            return blame(rank, "byte %u behind the output was written", i);
     }
     return 0;
 }
 
-/* One op. With a stream, what the stream has is looked at before the host knows that the op is over. */
+/* What the stream has is looked at before the host knows that the op is over. */
+static int wait_in_stream(struct rank *rank, struct hvd_op *it)
+{
+    int rc = hvd_op_stream_wait(it, rank->stream);
+
+    if (rc != HVD_OK)
+        return blame_call(rank, rc, "from hvd_op_stream_wait");
+    if (!hvt_cu_ends(rank->stream)) {
+        rank->is_broken = true;
+        return blame(rank, "the stream still waits; %s", hvd_op_error(it));
+    }
+    if (check_driver(rank, hvt_cu.stream_query(rank->stream), "the stream") != 0)
+        return -1;
+    return copy_out(rank) == 0 ? compare(rank) : -1;
+}
+
 static int do_op(struct rank *rank)
 {
     struct hvd_op *it = NULL;
+    int rc, wrong;
 
     if (!rank->takes_part)
         return 0;
-    if (submit(rank, &it) != HVD_OK)
-        return blame(rank, "%s", hvd_last_error());
-    if (op.streamed && hvd_op_stream_wait(it, rank->stream) != HVD_OK)
-        return blame(rank, "%s", hvd_last_error());
-    if (op.streamed && !hvt_cu_ends(rank->stream))
-        return blame(rank, "the stream still waits");
-    int wrong = op.streamed ? compare(rank) : 0;
-    if (hvd_wait(it, DEADLINE_NS) != HVD_OK)
-        return blame(rank, "%s; %s", hvd_last_error(), hvd_op_error(it));
+    wrong = copy_in(rank);
+    rc = wrong == 0 ? submit(rank, &it) : HVD_OK;
+    if (op.is_first)
+        pthread_barrier_wait(&submitted);
+    if (rc != HVD_OK)
+        return blame_call(rank, rc, "");
+    if (wrong == 0 && op.streamed)
+        wrong = wait_in_stream(rank, it);
+    if (it == NULL || rank->is_broken)
+        return -1;
+    rc = hvd_wait(it, DEADLINE_NS);
+    if (rc != HVD_OK)
+        return blame_call(rank, rc, hvd_op_error(it));
     hvd_op_free(it);
+    if (wrong == 0)
+        wrong = copy_out(rank);
     return wrong == 0 ? compare(rank) : wrong;
 }
 
@@ -333,18 +482,35 @@ static void place_on_node(const struct rank *rank, struct hvd_options *options)
     options->cross_size = node_count;
 }
 
-static void begin(struct rank *rank)
+/* Registered, so that the driver's copies do not wait for the stream. */
+static unsigned char *make_mirror(void)
 {
-    struct hvd_options options;
+    void *mirror = aligned_alloc(PAGE, ARENA_BYTES);
+
+    ck_assert_ptr_nonnull(mirror);
+    memset(mirror, 0, ARENA_BYTES);
+    HVT_CU(hvt_cu.host_register(mirror, ARENA_BYTES, 0));
+    return mirror;
+}
+
+static void take_gpu(struct rank *rank)
+{
     hvi_cu_device device;
-    char job[32];
 
     HVT_CU(hvt_cu.device_get(&device, rank->gpu));
     HVT_CU(hvt_cu.context_retain(&rank->context, device));
     HVT_CU(hvt_cu.context_set(rank->context));
     rank->stream = hvt_cu_stream();
-    rank->arena = (unsigned char *)(uintptr_t)(rank->number % 2 ? map_arena(rank->gpu)
-                                                                : hvt_cu_alloc(ARENA_BYTES));
+    rank->arena = rank->number % 2 ? map_arena(rank->gpu) : hvt_cu_alloc(ARENA_BYTES);
+    rank->mirror = make_mirror();
+}
+
+static void begin(struct rank *rank)
+{
+    struct hvd_options options;
+    char job[32];
+
+    take_gpu(rank);
     hvd_options_init(&options);
     snprintf(job, sizeof job, "job%d-%d", (int)getpid(), jobs);
     options.address = nodes[rank->node].address;
@@ -389,8 +555,11 @@ static const struct layout {
                   {6, 4, true, true},  {7, 2, true, true},  {8, 2, false, true},
                   {8, 3, true, true},  {8, 4, false, true}, {8, 4, true, true}};
 
+#define COUNT(layouts) ((int)(sizeof(layouts) / sizeof((layouts)[0])))
+
+static struct layout of_one_node[COUNT(corners) + COUNT(others)]; /* on GPUs that are there */
 static const struct layout *layouts = corners;
-static int layout_count = sizeof corners / sizeof corners[0];
+static int layout_count = COUNT(corners);
 
 static void open_ranks(const struct layout *layout)
 {
@@ -400,6 +569,7 @@ static void open_ranks(const struct layout *layout)
     jobs++;
     memset(ranks, 0, sizeof ranks);
     ck_assert_int_eq(pthread_barrier_init(&gate, NULL, (unsigned)rank_count + 1), 0);
+    ck_assert_int_eq(pthread_barrier_init(&submitted, NULL, (unsigned)rank_count), 0);
     for (int i = 0; i < rank_count; i++) {
         ranks[i].number = i;
         ranks[i].gpu = layout->alternating ? i % gpu_count : i * gpu_count / rank_count;
@@ -415,16 +585,81 @@ static void open_ranks(const struct layout *layout)
     op.set = 0;
 }
 
+static struct rank *member(uint32_t place)
+{
+    struct rank *rank = ranks;
+
+    while (!rank->takes_part || rank->place != place)
+        rank++;
+    return rank;
+}
+
+/* What the members brought for an element that has come out wrong; an op in place has written over it. */
+static void print_inputs(const struct rank *rank)
+{
+    uint64_t at = rank->wrong_at;
+
+    if (at == WHOLE || op.in_place ||
+        (op.kind != HVI_KIND_ALLREDUCE && op.kind != HVI_KIND_REDUCESCATTER))
+        return;
+    for (uint32_t i = 0; i < rank->place && op.kind == HVI_KIND_REDUCESCATTER; i++)
+        at += member(i)->out_count;
+    printf("; of");
+    for (uint32_t i = 0; i < op.members; i++)
+        printf(" %0*lx", 2 * (int)hvi_dtype_bytes(op.dtype), bits_of(member(i)->in, at));
+}
+
+/* The first of the ranks for which the op has gone wrong, and how many more there are. */
+static void report(const struct rank *rank, int more)
+{
+    int before = totals->wrong_ops++;
+
+    wrong_ops++;
+    totals->wrong[op.dtype][op.reduce_op]++;
+    if (before == LINES_MOST)
+        puts("failure: further ones are counted");
+    if (before >= LINES_MOST)
+        return;
+    printf("failure: %s: rank %d of %d on GPU %d of %d, %d nodes: %s", op.text, rank->number,
+           rank_count, rank->gpu, gpu_count, node_count, rank->wrong);
+    print_inputs(rank);
+    printf("; %d more ranks\n", more);
+}
+
 static void all_do(int (*what)(struct rank *rank))
 {
+    const struct rank *first = NULL;
+    bool is_broken = false;
+    int wrong = 0;
+
     task = what;
     pthread_barrier_wait(&gate);
     if (task == NULL)
         return;
     pthread_barrier_wait(&gate);
+    for (int i = rank_count; i-- > 0;) {
+        if (ranks[i].wrong[0] == '\0')
+            continue;
+        first = &ranks[i];
+        wrong++;
+        is_broken = is_broken || ranks[i].is_broken || what != do_op;
+    }
+    if (first != NULL)
+        report(first, wrong - 1);
+    fflush(stdout);
+    ck_assert_msg(!is_broken, "%s: what these %d ranks had yet to do is left out", op.text,
+                  rank_count);
     for (int i = 0; i < rank_count; i++)
-        ck_assert_msg(ranks[i].wrong[0] == '\0', "%s: rank %d of %d on GPU %d of %d, %d nodes: %s",
-                      op.text, i, rank_count, ranks[i].gpu, gpu_count, node_count, ranks[i].wrong);
+        ranks[i].wrong[0] = '\0';
+}
+
+static double seconds(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)(now.tv_sec - totals->begun.tv_sec) +
+           (double)(now.tv_nsec - totals->begun.tv_nsec) / 1e9;
 }
 
 static void close_ranks(void)
@@ -433,15 +668,13 @@ static void close_ranks(void)
     for (int i = 0; i < rank_count; i++)
         pthread_join(ranks[i].thread, NULL);
     pthread_barrier_destroy(&gate);
-}
-
-static struct rank *member(uint32_t place)
-{
-    struct rank *rank = ranks;
-
-    while (!rank->takes_part || rank->place != place)
-        rank++;
-    return rank;
+    pthread_barrier_destroy(&submitted);
+    if (is_real)
+        printf("%d ranks on %d GPUs: %d ops, %d of them wrong, %.1f s since the start\n",
+               rank_count, gpu_count, ops, wrong_ops, seconds());
+    fflush(stdout);
+    ck_assert_int_eq(wrong_ops, 0);
+    totals->jobs++;
 }
 
 /* ---- inputs ---- */
@@ -461,9 +694,9 @@ static unsigned char *take(struct rank *rank, uint64_t count)
 
     rank->used = at + count * size + GUARD;
     ck_assert_uint_le(rank->used, ARENA_BYTES);
-    memset(rank->arena + at - GUARD, GUARD_BYTE, GUARD);
-    memset(rank->arena + at + count * size, GUARD_BYTE, GUARD);
-    return rank->arena + at;
+    memset(rank->mirror + at - GUARD, GUARD_BYTE, GUARD);
+    memset(rank->mirror + at + count * size, GUARD_BYTE, GUARD);
+    return rank->mirror + at;
 }
 
 static bool is_float(uint32_t dtype)
@@ -648,7 +881,7 @@ static void run_op(uint32_t kind, uint32_t dtype, uint32_t reduce_op, uint64_t c
     op.prescale = scales ? 0.5 : 1;
     op.postscale = scales ? 3 : 1;
     op.in_place = kind != HVI_KIND_ALLTOALL && below(3) == 0;
-    op.streamed = below(2) == 0;
+    op.streamed = below(2) == 0 || op.is_first;
     snprintf(op.text, sizeof op.text, "%s %s %s of %lu, set %d%s%s%s", hvi_kind_text(kind),
              hvi_dtype_text(dtype), reduces ? hvi_reduce_text(reduce_op) : "", (unsigned long)count,
              op.set, op.in_place ? ", in place" : "", op.streamed ? ", in streams" : "",
@@ -659,6 +892,9 @@ static void run_op(uint32_t kind, uint32_t dtype, uint32_t reduce_op, uint64_t c
         expect_reduced(count);
     else
         expect_moved();
+    ck_assert_msg(!is_real || seconds() < REAL_MOST_S, "%s: there is no time left", op.text);
+    ops++;
+    totals->ops++;
     all_do(do_op);
     for (uint32_t i = 0; i < op.members; i++)
         free(member(i)->expected);
@@ -692,36 +928,55 @@ static void run_type(uint32_t dtype)
 
 /* ---- layouts ---- */
 
+/* A fake's settings, also of a fake that plays the real one. */
 static void set_up(void)
 {
-    hvt_cu_begin("devices=4;free=keeps", "", 0);
+    const char *settings = getenv("FAKEGPU");
+
+    hvt_cu_begin(is_real ? settings != NULL ? settings : "" : FAKE, "", 0);
+}
+
+static void open_layout(const struct layout *layout)
+{
+    open_ranks(layout);
+    op.is_first = true;
+    run_op(HVI_KIND_ALLREDUCE, HVI_DTYPE_UINT8, HVI_REDUCE_SUM, 64);
+    op.is_first = false;
+}
+
+/* Each layout begins with another type: so one that breaks a job does not hide the others everywhere. */
+static void run_types(int layout)
+{
+    for (uint32_t i = 0; i < HVI_DTYPE_COUNT; i++)
+        run_type((i + (uint32_t)layout * 3) % HVI_DTYPE_COUNT);
 }
 
 START_TEST(every_kind_type_and_operation)
 {
-    const struct layout *layout = &layouts[_i];
-
-    open_ranks(layout);
-    for (uint32_t dtype = 0; dtype < HVI_DTYPE_COUNT; dtype++)
-        run_type(dtype);
+    open_layout(&layouts[_i]);
+    run_types(_i);
     close_ranks();
 }
 END_TEST
 
-/* Beyond what is packed, and what a kernel's block or a fake's stage takes at once. */
-START_TEST(large_ops_have_no_seams)
+static void run_large(void)
 {
     static const uint32_t kinds[] = {HVI_KIND_ALLREDUCE, HVI_KIND_BROADCAST, HVI_KIND_REDUCESCATTER,
                                      HVI_KIND_ALLTOALL};
-    const struct layout *layout = &layouts[_i];
 
-    open_ranks(layout);
     for (uint32_t i = 0; i < 4; i++) {
         run_op(kinds[i], HVI_DTYPE_FLOAT32, HVI_REDUCE_SUM, 300007);
         run_op(kinds[i], HVI_DTYPE_BFLOAT16, HVI_REDUCE_AVERAGE, 65537);
     }
     run_op(HVI_KIND_ALLGATHER, HVI_DTYPE_INT16, HVI_REDUCE_SUM, 100003);
     run_op(HVI_KIND_ALLREDUCE, HVI_DTYPE_FLOAT32, HVI_REDUCE_ADASUM, 40001);
+}
+
+/* Beyond what is packed, and what a kernel's block or a fake's stage takes at once. */
+START_TEST(large_ops_have_no_seams)
+{
+    open_layout(&layouts[_i]);
+    run_large();
     close_ranks();
 }
 END_TEST
@@ -781,12 +1036,10 @@ static void run_some(void)
     run_op(HVI_KIND_ALLTOALL, HVI_DTYPE_INT16, HVI_REDUCE_SUM, 200);
 }
 
-START_TEST(process_sets_are_on_their_own_gpus)
+static void run_sets(void)
 {
-    const struct layout *layout = &layouts[_i];
     bool (*const chosen[])(int number) = {is_even, is_last, is_any};
 
-    open_ranks(layout);
     for (uint32_t i = 0; i < 3; i++) {
         choose_members(chosen[i]);
         if (i < 2 && set_size < rank_count) {
@@ -798,6 +1051,12 @@ START_TEST(process_sets_are_on_their_own_gpus)
         if (set_size < rank_count || i == 2)
             run_some();
     }
+}
+
+START_TEST(process_sets_are_on_their_own_gpus)
+{
+    open_layout(&layouts[_i]);
+    run_sets();
     close_ranks();
 }
 END_TEST
@@ -836,13 +1095,9 @@ static bool is_not_last(int number)
     return !is_last(number);
 }
 
-START_TEST(a_rank_that_has_joined_is_absent)
+/* Of two ranks and more. */
+static void run_joins(void)
 {
-    const struct layout *layout = &layouts[_i];
-
-    if (layout->ranks < 2)
-        return;
-    open_ranks(layout);
     all_do(last_joins);
     choose_members(is_not_last);
     run_op(HVI_KIND_ALLREDUCE, HVI_DTYPE_FLOAT32, HVI_REDUCE_SUM, 100);
@@ -853,34 +1108,154 @@ START_TEST(a_rank_that_has_joined_is_absent)
     all_do(others_join);
     choose_members(is_any);
     run_some();
+}
+
+START_TEST(a_rank_that_has_joined_is_absent)
+{
+    if (layouts[_i].ranks < 2)
+        return;
+    open_layout(&layouts[_i]);
+    run_joins();
     close_ranks();
 }
 END_TEST
 
-int main(void)
+/* On a real driver a job starts in a second or more. */
+START_TEST(one_job_does_all_of_that)
+{
+    open_layout(&layouts[_i]);
+    run_types(_i);
+    run_large();
+    run_sets();
+    if (layouts[_i].ranks > 1)
+        run_joins();
+    close_ranks();
+}
+END_TEST
+
+/* ---- which ---- */
+
+/* In a child: what has called CUDA must not fork. */
+static void tell_gpus(void)
+{
+    char text[512] = "", name[128] = "";
+    struct hvi_cuda cuda;
+    Dl_info library;
+    int count = 0;
+
+    alarm(60);
+    if (hvi_cuda_open(false, &cuda, text, sizeof text) != 0) {
+        puts(text);
+    } else if (cuda.init(0) != HVI_CU_OK || cuda.device_count(&count) != HVI_CU_OK) {
+        puts("the driver is there, but cuInit or cuDeviceGetCount fails");
+    } else if (dladdr(dlsym(cuda.library, "cuInit"), &library) != 0) {
+        if (count > 0 && cuda.device_name(name, sizeof name, 0) != HVI_CU_OK)
+            name[0] = '\0';
+        printf("%d GPUs, the first is \"%s\"; %s, CUDA %d.%d\n", count, name, library.dli_fname,
+               cuda.version / 1000, cuda.version % 1000 / 10);
+    }
+    fflush(stdout);
+    _exit(count);
+}
+
+static int count_gpus(void)
+{
+    int status = 0;
+    pid_t pid = fork();
+
+    if (pid == 0)
+        tell_gpus();
+    if (waitpid(pid, &status, 0) == pid && WIFEXITED(status))
+        return WEXITSTATUS(status);
+    printf("the driver does not say how many GPUs there are; wait status %#x\n", (unsigned)status);
+    return 0;
+}
+
+static void choose_real(void)
+{
+    const int gpus = count_gpus();
+
+    layouts = of_one_node;
+    layout_count = 0;
+    for (int i = 0; i < COUNT(corners) + COUNT(others); i++) {
+        const struct layout *layout =
+            i < COUNT(corners) ? &corners[i] : &others[i - COUNT(corners)];
+        if (!layout->spread && layout->gpus <= gpus)
+            of_one_node[layout_count++] = *layout;
+    }
+    printf("%d layouts of one node; those of two nodes, and of more than %d GPUs, are left out\n",
+           layout_count, gpus);
+    fflush(stdout);
+}
+
+static void choose_layouts(void)
+{
+    const char *gpu = getenv("HVT_GPU"), *whole = getenv("HVT_WHOLE");
+
+    is_real = gpu != NULL && strcmp(gpu, "real") == 0;
+    if (is_real) {
+        choose_real();
+    } else if (whole != NULL && strcmp(whole, "nodes") == 0) {
+        layouts = all_spread;
+        layout_count = COUNT(all_spread);
+    } else if (whole != NULL) {
+        layouts = others;
+        layout_count = COUNT(others);
+    }
+}
+
+static int run_tests(void)
 {
     Suite *suite = suite_create("contract/device");
     TCase *tcase = tcase_create("gpus");
-    const char *whole = getenv("HVT_WHOLE");
 
-    if (whole != NULL && strcmp(whole, "nodes") == 0) {
-        layouts = all_spread;
-        layout_count = sizeof all_spread / sizeof all_spread[0];
-    } else if (whole != NULL) {
-        layouts = others;
-        layout_count = sizeof others / sizeof others[0];
-    }
-    if (!start_hvdds()) {
-        fputs("hvdd does not start\n", stderr);
-        return EXIT_FAILURE;
-    }
-    tcase_set_timeout(tcase, HVT_SANITIZED ? 300 : 100);
+    tcase_set_timeout(tcase, is_real ? 60 : HVT_SANITIZED ? 300 : 100);
     tcase_add_checked_fixture(tcase, set_up, NULL);
-    tcase_add_loop_test(tcase, every_kind_type_and_operation, 0, layout_count);
-    tcase_add_loop_test(tcase, large_ops_have_no_seams, 0, layout_count);
-    tcase_add_loop_test(tcase, process_sets_are_on_their_own_gpus, 0, layout_count);
-    tcase_add_loop_test(tcase, a_rank_that_has_joined_is_absent, 0, layout_count);
+    if (is_real) {
+        tcase_add_loop_test(tcase, one_job_does_all_of_that, 0, layout_count);
+    } else {
+        tcase_add_loop_test(tcase, every_kind_type_and_operation, 0, layout_count);
+        tcase_add_loop_test(tcase, large_ops_have_no_seams, 0, layout_count);
+        tcase_add_loop_test(tcase, process_sets_are_on_their_own_gpus, 0, layout_count);
+        tcase_add_loop_test(tcase, a_rank_that_has_joined_is_absent, 0, layout_count);
+    }
     suite_add_tcase(suite, tcase);
-    int result = hvt_run_suite(suite);
-    return stop_hvdds() ? result : EXIT_FAILURE;
+    return hvt_run_suite(suite);
+}
+
+static void print_totals(bool is_good)
+{
+    for (uint32_t dtype = 0; dtype < HVI_DTYPE_COUNT; dtype++) {
+        for (uint32_t reduce_op = 0; reduce_op < HVI_REDUCE_COUNT; reduce_op++) {
+            int wrong = totals->wrong[dtype][reduce_op];
+            if (wrong > 0)
+                printf("%s %s: %d ops were wrong\n", hvi_dtype_text(dtype),
+                       hvi_reduce_text(reduce_op), wrong);
+        }
+    }
+    printf("%s driver: %d layouts, %d jobs ended well, %d ops, %d of them wrong, %.1f s: %s\n",
+           is_real ? "the machine's" : "the fake", layout_count, totals->jobs, totals->ops,
+           totals->wrong_ops, seconds(), is_good ? "passed" : "FAILED");
+}
+
+int main(void)
+{
+    int result = EXIT_FAILURE;
+
+    totals = mmap(NULL, sizeof *totals, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (totals == MAP_FAILED)
+        return EXIT_FAILURE;
+    clock_gettime(CLOCK_MONOTONIC, &totals->begun);
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32",
+           0); /* a stream that waits holds up no other rank's */
+    choose_layouts();
+    bool is_up = start_hvdds();
+    if (!is_up)
+        puts("hvdd does not start");
+    else if (layout_count > 0)
+        result = run_tests();
+    if (!stop_hvdds())
+        result = EXIT_FAILURE;
+    print_totals(result == EXIT_SUCCESS);
+    return result;
 }
