@@ -421,3 +421,23 @@ def test_the_cpu_time_of_an_op_on_a_gpu_is_told_by_thread():
     ours = {"gpu_op/gpu_op", "hvdd-engine/hvdd-engine", "hvdd-gpu/hvd-launch"}
     assert all(row["cpu_us"][key] > 0 for key in ours | {"hvdd-gpu/fakegpu"})
     assert sum(row["cpu_us"][key] for key in ours) <= row["cpu_sum_us"] + 0.01 <= sum(row["cpu_us"].values())
+
+
+@pytest.mark.skipif(bool(sanitized()), reason="its figures are of a plain build")
+def test_the_figures_of_a_gpu_have_rows_and_bars(tmp_path):
+    build = pathlib.Path(program("hvdd")).parents[1]
+    done = subprocess.run([sys.executable, BENCH / "gpu.py", "--build", build, "--out", tmp_path, "--fake", "--only",
+                           "op4,reduce,pack,attach"], capture_output=True, text=True, check=False, timeout=scaled(60))
+    table = (tmp_path / "gpu.md").read_text(encoding="utf-8")
+    assert done.returncode == 0 and "failed" not in table, done.stdout + done.stderr
+    rows = [line.split(" | ") for line in table.splitlines() if line.startswith("| ")][1:]
+    assert {row[0].strip("| ") for row in rows} >= {"op4 np 1", "op4 np 2", "reduce np 2", "pack", "attach"}
+    assert sum("held**" in row[-1] for row in rows) == 4 + 4 + 2 + 2
+    assert all(json.loads(line) for line in (tmp_path / "raw.jsonl").read_text(encoding="utf-8").splitlines())
+
+
+def test_a_measure_of_a_gpu_that_fails_is_a_row_and_not_the_end(tmp_path):
+    done = subprocess.run([sys.executable, BENCH / "gpu.py", "--build", tmp_path / "none", "--out", tmp_path, "--fake", "--only",
+                           "attach,reduce"], capture_output=True, text=True, check=False, timeout=scaled(60))
+    failed = [line for line in (tmp_path / "gpu.md").read_text(encoding="utf-8").splitlines() if line.endswith("| **failed** |")]
+    assert done.returncode == 1 and len(failed) == 2 and "hvdrun" in failed[0], done.stdout + done.stderr

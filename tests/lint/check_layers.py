@@ -65,6 +65,7 @@ MAY_INCLUDE = {
     "python/native": (HVD_H,),
     "examples": (HVD_H, ADMIN_H),
     "bench": (HVD_H,),
+    "bench/device": ("base", "gpu", "daemon/gpu", HVD_H),
 }
 
 # Of what they may include, these may not: order/ has no clock but an argument, and learns of processes from nobody.
