@@ -37,7 +37,11 @@ Figures = dict[str, tuple[float, str]]  # by name: value, unit
 
 
 class Failed(Exception):
-    """A measure has no figures; the text says why."""
+    """A program has not ended well: the text says why; .figures are those that it printed before."""
+
+    def __init__(self, text: str, figures: Figures | None = None) -> None:
+        super().__init__(text)
+        self.figures = figures or {}
 
 
 @dataclasses.dataclass
@@ -83,13 +87,17 @@ class Bench:
         self.build = options.build.resolve()
         self.until = time.monotonic() + options.seconds
         self.rows: list[Row] = []
+        self.notes: list[str] = []
+        self.failures = 0
         self.nccl = find_nccl(options.python)
         self.raw = (options.out / "raw.jsonl").open("w", encoding="utf-8")
         self.environment = os.environ | {
             "LD_LIBRARY_PATH": os.pathsep.join(filter(None, [
                 str(self.build / "lib"), str(self.build / "fakegpu") if options.fake else "", os.environ.get("LD_LIBRARY_PATH", "")])),
-            "HVD_LIBRARY": str(self.build / "lib/libhvdclient.so.0"), "HVD_GPU": "required", "PYTHONPATH": str(HERE.parent / "python"),
-            "CUDA_MPS_PIPE_DIRECTORY": "/nonexistent/mps", "CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+            "HVD_LIBRARY": str(self.build / "lib/libhvdclient.so.0"), "HVD_GPU": "required",
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE.parent / "python"), os.environ.get("PYTHONPATH", "")])),
+            "CUDA_MPS_PIPE_DIRECTORY": "/nonexistent/mps", "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+            "HVD_STALL_CHECK_TIME_SECONDS": "5"}
         if options.fake:
             self.environment["FAKEGPU"] = "devices=1;free=keeps"
         elif self.nccl:
@@ -100,7 +108,7 @@ class Bench:
         return self.until - time.monotonic()
 
     def run(self, name: str, command: list[str], limit_s: float, more: dict[str, str]) -> Figures:
-        """The figures that a program prints. Failed: it has not ended well; what it printed until then is in the raw data."""
+        """The figures that a program prints."""
         limit_s = min(limit_s, self.left() - GRACE_S)
         if limit_s < 3:
             raise Failed(f"the {self.options.seconds:.0f} s of --seconds are over")
@@ -120,7 +128,7 @@ class Bench:
         figures = self.read(name, out, round(time.monotonic() - since, 2))
         if status != 0:
             why = f"not over after {limit_s:.0f} s" if status is None else f"exit status {status}"
-            raise Failed(f"{name}: {why}: {tail(err)}")
+            raise Failed(f"{name}: {why}: {tail(err)}", figures)
         if not figures:
             raise Failed(f"{name}: no figures; {out.name} has what it printed")
         return figures
@@ -135,18 +143,29 @@ class Bench:
             self.raw.write(json.dumps({"program": name, **row}) + "\n")
             if "figure" in row:
                 figures[row["figure"]] = (row["value"], row["unit"])
+            else:
+                self.notes.append(f"* {name}: {row['note']}")
         self.raw.write(json.dumps({"program": name, "took_s": took_s}) + "\n")
         self.raw.flush()
         return figures
 
     def program(self, name: str, ranks: int, measure: str, limit_s: float, more: dict[str, str] | None = None, **arguments) -> Figures:
         """hvd-gpu-bench, under hvdrun with so many ranks, or (0) alone: the medians of the rounds."""
-        words = [str(self.build / "bin/hvd-gpu-bench"), measure, "--limit", str(int(limit_s))]
+        words = [str(self.build / "bin/hvd-gpu-bench"), measure, "--limit", str(int(min(limit_s, self.left() - GRACE_S)) - 2)]
         for key, value in arguments.items():
             words += [f"--{key}", str(value)]
         command = [*self.hvdrun(ranks), *words] if ranks else words
         found = [self.run(f"{name}-{turn}", command, limit_s, more or {}) for turn in range(self.options.rounds)]
         return {key: (statistics.median(each[key][0] for each in found if key in each), unit) for key, (_value, unit) in found[0].items()}
+
+    def judged(self, rows: Callable[[Figures], None], *what, **arguments) -> None:
+        """Rows of a program's figures, also of those before it failed."""
+        try:
+            figures = self.program(*what, **arguments)
+        except Failed as failure:
+            rows(failure.figures)
+            raise
+        rows(figures)
 
     def hvdrun(self, ranks: int) -> list[str]:
         """Its command line so far."""
@@ -158,6 +177,14 @@ class Bench:
         print(self.rows[-1].line(), flush=True)
         self.raw.write(json.dumps({"row": dataclasses.asdict(self.rows[-1])}) + "\n")
         self.raw.flush()
+
+    def attempt(self, name: str, part: Callable[..., None], *arguments) -> None:
+        """A part whose failure is a row, and ends nothing else."""
+        try:
+            part(self, *arguments)
+        except Exception as failure:  # pylint: disable=broad-exception-caught
+            self.failures += 1  # a fault of this script's is one, too
+            self.add(name, "all of it, or the rest", f"failed: {type(failure).__name__}: {failure}".replace("\n", " "))
 
     def publish(self, measure: str, figures: Figures, texts: dict[str, str]) -> None:
         """Rows without a bar, of what is there."""
@@ -226,15 +253,17 @@ class MpsServer:
 # ---- measures ----
 
 def in_process(alone: Figures, ranks: int, how: str) -> tuple[float, str]:
-    """The cheapest way to have the same inside one process, and its name."""
+    """The cheapest way to have the same inside one process, and its name; nothing, where none has a figure."""
     ways = {f"the kernel alone, {ranks} inputs": f"kernel_{ranks}_{how}", "NCCL np 1": f"nccl_{how}"}
-    return min((alone[key][0], text) for text, key in ways.items() if key in alone)
+    return min(((alone[key][0], text) for text, key in ways.items() if key in alone), default=(0.0, "nothing"))
 
 
 def op_rows(bench: Bench, measure: str, ranks: int, alone: Figures, figures: Figures) -> None:
     """Of one run of op."""
     label = f"{measure} np {ranks}"
     for how, text in (("open", "the host enqueues meanwhile"), ("gated", "enqueued before it begins")):
+        if f"op_{how}" not in figures:
+            continue
         base, name = in_process(alone, ranks, how)
         value = figures[f"op_{how}"][0]
         added = value - base
@@ -242,10 +271,32 @@ def op_rows(bench: Bench, measure: str, ranks: int, alone: Figures, figures: Fig
                   f"{added:.2f} µs ({value:.2f}, in-process {base:.2f})", f"≤ {ADDED_US} µs", added <= ADDED_US)
     if "op_busy" in figures:
         base, name = in_process(alone, ranks, "busy")
-        bench.add(label, f"the same beside kernels of 0.5 ms, beside {name}", f"{figures['op_busy'][0]:.4g} µs (in-process {base:.4g})")
+        early = figures["op_busy_early"][0]
+        bench.add(label, f"the same beside kernels of 0.5 ms, beside {name}", f"{figures['op_busy'][0]:.4g} µs (in-process {base:.4g})" +
+                  (f"; these were over before {early:.0f} of 6 chains" if early else ""))
     bench.publish(label, figures, {
         "op_open_submit": "host's calls for an op in a stream", "op_host": "host to host, median", "op_host_p99": "host to host, 99 %",
         "op_host_busy": "host to host beside kernels of 0.5 ms"})
+
+
+def op_run(bench: Bench, measure: str, ranks: int, alone: Figures, more: dict[str, str]) -> None:
+    """One run of op."""
+    bench.judged(lambda figures: op_rows(bench, measure, ranks, alone, figures), f"{measure.replace(' ', '-')}-np{ranks}", ranks, "op", 20,
+                 more, **op_arguments(bench))
+
+
+def op_pair(bench: Bench, measure: str, name: str, size: int, more: dict[str, str]) -> None:
+    """What one process has, and np 1 and 2."""
+    alone: Figures = {}
+    bench.attempt(f"{measure} in-process", lambda _bench: bench.judged(alone.update, name, 0, "alone", 20, more, bytes=size,
+                                                                       **op_arguments(bench)))
+    for ranks in (1, 2):
+        bench.attempt(f"{measure} np {ranks}", op_run, measure, ranks, alone, more)
+    bench.publish(f"{measure} in-process", alone, {
+        f"{way}_{how}": f"{text}, {when}"
+        for way, text in (("kernel_1", "the worker's kernel, 1 input"), ("kernel_2", "the same, 2 inputs"),
+                          ("nccl", "NCCL np 1, not in place"))
+        for how, when in (("open", "the host enqueues meanwhile"), ("gated", "enqueued before"), ("busy", "beside kernels of 0.5 ms"))})
 
 
 def op_arguments(bench: Bench) -> dict:
@@ -257,15 +308,7 @@ def op_arguments(bench: Bench) -> dict:
 
 def op4(bench: Bench) -> None:
     """4 bytes, without MPS."""
-    size = 65536 if bench.options.fake else 64 * MIB
-    alone = bench.program("alone", 0, "alone", 25, bytes=size, **op_arguments(bench))
-    for ranks in (1, 2):
-        op_rows(bench, "op4", ranks, alone, bench.program(f"op4-np{ranks}", ranks, "op", 30, **op_arguments(bench)))
-    bench.publish("op4 in-process", alone, {
-        f"{way}_{how}": f"{text}, {when}"
-        for way, text in (("kernel_1", "the worker's kernel, 1 input"), ("kernel_2", "the same, 2 inputs"),
-                          ("nccl", "NCCL np 1, not in place"))
-        for how, when in (("open", "the host enqueues meanwhile"), ("gated", "enqueued before"), ("busy", "beside kernels of 0.5 ms"))})
+    op_pair(bench, "op4", "alone", 65536 if bench.options.fake else MIB, {})
 
 
 def mps(bench: Bench) -> None:
@@ -275,23 +318,29 @@ def mps(bench: Bench) -> None:
                   "not measured: the fake driver has no MPS")
         return
     with MpsServer() as server:
-        alone = bench.program("mps-alone", 0, "alone", 25, server.environment, bytes=MIB, **op_arguments(bench))
-        for ranks in (1, 2):
-            figures = bench.program(f"mps-op4-np{ranks}", ranks, "op", 25, server.environment, **op_arguments(bench))
-            op_rows(bench, "mps op4", ranks, alone, figures)
+        op_pair(bench, "mps op4", "mps-alone", MIB, server.environment)
 
 
-def reduce(bench: Bench) -> None:
-    """Large tensors of several ranks of one GPU."""
+def reduce_run(bench: Bench, ranks: int) -> None:
+    """So many ranks."""
     fake = bench.options.fake
-    for ranks in (2,) if fake else (2, 4, 8):
-        figures = bench.program(f"reduce-np{ranks}", ranks, "reduce", 30, bytes=65536 if fake else 256 * MIB,
-                                chain=3 if fake else 16, repeats=2 if fake else 5)
+
+    def rows(figures: Figures) -> None:
         for kind in ("fp32_in_place", "bf16_in_place", "fp32_apart", "bf16_apart"):
+            if f"{kind}_of_copy" not in figures:
+                continue
             percent = figures[f"{kind}_of_copy"][0]
             bench.add(f"reduce np {ranks}", f"256 MiB per rank, {kind.replace('_', ' ')}, of a copy's rate",
                       f"{percent:.1f} % ({figures[kind][0]:.4g} µs; copy {figures['copy'][0]:.4g} GB/s)", f"≥ {REDUCE_PERCENT} %",
                       percent >= REDUCE_PERCENT)
+    bench.judged(rows, f"reduce-np{ranks}", ranks, "reduce", 25, bytes=65536 if fake else 256 * MIB, chain=3 if fake else 16,
+                 repeats=2 if fake else 5)
+
+
+def reduce(bench: Bench) -> None:
+    """Large tensors of several ranks of one GPU."""
+    for ranks in (2,) if bench.options.fake else (2, 4, 8):
+        bench.attempt(f"reduce np {ranks}", reduce_run, ranks)
 
 
 def pack(bench: Bench) -> None:
@@ -310,7 +359,12 @@ def pack(bench: Bench) -> None:
                   percent >= PACK_PERCENT)
     bench.publish("pack", figures, {"pack_small_of_copy": "pack, those below 512 KiB, of a copy's rate",
                                     "unpack_small_of_copy": "unpack, those below 512 KiB, of a copy's rate"})
-    figures = bench.program("group", 2, "group", 20, sizes=sizes, repeats=repeats)
+    bench.attempt("pack", group, sizes, repeats)
+
+
+def group(bench: Bench, sizes: pathlib.Path, repeats: int) -> None:
+    """The same tensors as ops."""
+    figures = bench.program("group", 2, "group", 15, sizes=sizes, repeats=repeats)
     bench.publish("pack", figures, {"group": "161 allreduces as a group, np 2: a step, by the device", "group_host": "the same, by the host",
                                     "each": "161 allreduces one by one, np 2: a step, by the device", "each_host": "the same, by the host"})
 
@@ -318,16 +372,21 @@ def pack(bench: Bench) -> None:
 def attach(bench: Bench) -> None:
     """What a rank pays once."""
     fake = bench.options.fake
-    figures = bench.program("attach", 1, "attach", 30, bytes=65536 if fake else 64 * MIB, calls=20 if fake else 2000)
-    value = figures["open"][0]
-    bench.add("attach", "hvd_open with a warm worker", f"{value / 1e3:.3f} ms (most {figures['open_most'][0] / 1e3:.3f})",
-              f"≤ {OPEN_US // 1000} ms", value <= OPEN_US)
-    value = figures["call"][0]
-    bench.add("attach", "hvd_allreduce_async of memory that is known, the whole call", f"{value:.3f} µs", f"≤ {CALL_US} µs", value <= CALL_US)
-    bench.publish("attach", figures, {
-        "call_stream": "the same with a stream", "attributes": "three attributes of a pointer, the driver's part of it",
-        "import": "first op on new 64 MiB, less a warm one", "import_most": "the slowest of them", "open_first_op": "first op after hvd_open",
-        "first_op": "first op of the job, with the worker's start"})
+
+    def rows(figures: Figures) -> None:
+        if "open" in figures:
+            value = figures["open"][0]
+            bench.add("attach", "hvd_open with a warm worker", f"{value / 1e3:.3f} ms (most {figures['open_most'][0] / 1e3:.3f})",
+                      f"≤ {OPEN_US // 1000} ms", value <= OPEN_US)
+        if "call" in figures:
+            value = figures["call"][0]
+            bench.add("attach", "hvd_allreduce_async of memory that is known, the whole call", f"{value:.3f} µs", f"≤ {CALL_US} µs",
+                      value <= CALL_US)
+        bench.publish("attach", figures, {
+            "call_stream": "the same with a stream", "attributes": "three attributes of a pointer, the driver's part of it",
+            "import": "first op on new 64 MiB, less a warm one", "import_most": "the slowest of them",
+            "open_first_op": "first op after hvd_open", "first_op": "first op of the job, with the worker's start"})
+    bench.judged(rows, "attach", 1, "attach", 20, bytes=65536 if fake else 64 * MIB, calls=20 if fake else 2000)
 
 
 def train_rows(bench: Bench, measure: str, figures: Figures) -> None:
@@ -347,18 +406,17 @@ def train_run(bench: Bench, name: str, ranks: int, ways: str, more: dict[str, st
     if bench.options.fake:
         command += ["--device", "cpu", "--batch", "2", "--side", "32", "--steps", "1"]
     try:
-        train_rows(bench, name.replace("-", " "), bench.run(name, command, 50, more))
+        figures = bench.run(name, command, 50, more)
     except Failed as failure:
-        path = bench.options.out / f"{name}.out"
-        if path.exists():
-            train_rows(bench, name.replace("-", " "), bench.read(name, path, 0))
-        raise failure
+        train_rows(bench, name.replace("-", " "), failure.figures)
+        raise
+    train_rows(bench, name.replace("-", " "), figures)
 
 
 def train(bench: Bench) -> None:
     """Training, without MPS."""
-    train_run(bench, "train-np1", 1, "apart,ddp,hvd", {})
-    train_run(bench, "train-np2", 2, "apart,hvd", {})
+    bench.attempt("train np1", train_run, "train-np1", 1, "apart,ddp,hvd", {})
+    bench.attempt("train np2", train_run, "train-np2", 2, "apart,hvd", {})
 
 
 def train4(bench: Bench) -> None:
@@ -408,7 +466,7 @@ def machine(bench: Bench) -> list[str]:
 def write(bench: Bench, header: list[str]) -> None:
     """The table as far as it is; a reader sees a whole file."""
     lines = ["# hvdd on a GPU", "", *header, "", "| measure | what | figure | bar | verdict |", "|---|---|---|---|---|",
-             *(row.line() for row in bench.rows)]
+             *(row.line() for row in bench.rows), "", *bench.notes]
     path = bench.options.out / "gpu.md"
     path.with_suffix(".new").write_text("\n".join(lines) + "\n", encoding="utf-8")
     path.with_suffix(".new").replace(path)
@@ -433,18 +491,13 @@ def main() -> int:
     bench = Bench(options)
     header = machine(bench)
     print("\n".join(header), flush=True)
-    failures = 0
     for name in names:
         since = time.monotonic()
-        try:
-            MEASURES[name](bench)
-        except Exception as failure:  # pylint: disable=broad-exception-caught
-            failures += 1  # a fault of this script's costs its measure alone, too
-            bench.add(name, "the measure, or the rest of it", f"failed: {type(failure).__name__}: {failure}".replace("\n", " "))
+        bench.attempt(name, MEASURES[name])
         print(f"({name}: {time.monotonic() - since:.1f} s)", file=sys.stderr, flush=True)
         write(bench, header)
     print(options.out / "gpu.md", file=sys.stderr)
-    return 1 if failures else 0
+    return 1 if bench.failures else 0
 
 
 if __name__ == "__main__":

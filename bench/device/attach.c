@@ -37,6 +37,7 @@ static void measure_opens(struct side *side, hvi_cu_ptr memory)
 {
     double open_us[OPENS], op_us[OPENS], unused;
 
+    side_step("opening again");
     for (int i = 0; i < OPENS; i++) {
         hvd_close(side->session);
         const uint64_t since_ns = side_now_ns();
@@ -53,6 +54,7 @@ static void measure_imports(struct side *side)
 {
     double import_us[IMPORTS], next_us[NEXT], unused;
 
+    side_step("imports");
     for (int i = 0; i < IMPORTS; i++) {
         const hvi_cu_ptr memory = side_alloc(side, side->options->bytes);
         side_fill(side, memory, 1, HVD_FLOAT32, 0);
@@ -76,6 +78,7 @@ static void measure_calls(struct side *side, hvi_cu_ptr memory)
     uint64_t values[3] = {0};
     void *places[3] = {&values[0], &values[1], &values[2]};
 
+    side_step("calls");
     for (int with_stream = 0; with_stream < 2; with_stream++) {
         void *stream = with_stream ? side->stream->handle : NULL;
         for (int i = -10; i < calls; i++)
@@ -100,6 +103,7 @@ void bench_attach(const struct side_options *options)
     side_open(&side, options, true);
     const hvi_cu_ptr memory = side_alloc(&side, 256);
     side_fill(&side, memory, 1, HVD_FLOAT32, 0);
+    side_step("the first op");
     side_figure(&side, time_op(&side, memory, NULL, &unused), "us", "first_op");
     measure_calls(&side, memory);
     measure_imports(&side);

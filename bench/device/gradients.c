@@ -96,6 +96,7 @@ static void measure_steps(struct tensors *tensors, bool is_group)
     const int repeats = side->options->repeats;
     double *us = calloc(2 * (size_t)repeats, sizeof(*us)), *host_us = us + repeats;
 
+    side_step(is_group ? "a group" : "tensors one by one");
     run_step(tensors, is_group, true, host_us);
     for (int i = 0; i < 3; i++)
         run_step(tensors, is_group, false, host_us);
@@ -196,6 +197,7 @@ static void measure_packing(struct tensors *tensors, hvi_cu_ptr packed, size_t m
     static struct packing packing;
     struct side *side = tensors->side;
 
+    side_step("packing");
     make_steps(tensors, packed, most, &packing);
     side_figure(side, (double)packing.bytes, "B", "bytes%s", suffix);
     for (int way = 0; way < 2; way++) {

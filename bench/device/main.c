@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 static const struct {
     const char *name;
@@ -33,7 +32,7 @@ static bool take(struct side_options *options, const char *name, const char *val
     else if (strcmp(name, "--sizes") == 0)
         options->sizes = value;
     else if (strcmp(name, "--limit") == 0)
-        alarm((unsigned)atoi(value));
+        side_limit((unsigned)atoi(value));
     else
         return false;
     return true;

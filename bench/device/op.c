@@ -87,12 +87,14 @@ static struct times run_chain(struct chain *chain, bool is_gated, bool is_busy)
 
 static void measure_chain(struct chain *chain, bool is_gated, bool is_busy)
 {
-    const struct side *side = chain->side;
+    struct side *side = chain->side;
     const int repeats = is_busy ? BUSY_REPEATS : side->options->repeats;
     const char *how = is_busy ? "busy" : is_gated ? "gated" : "open";
     double *device_us = calloc(3 * (size_t)repeats, sizeof(double));
     double *host_us = device_us + repeats, *submit_us = host_us + repeats;
 
+    side->early = 0;
+    side_step(is_busy ? "a chain beside a load" : is_gated ? "a chain behind a gate" : "a chain");
     for (int i = is_busy ? -1 : -WARM_CHAINS; i < repeats; i++) {
         const struct times times = run_chain(chain, is_gated, is_busy);
         if (i < 0)
@@ -107,6 +109,8 @@ static void measure_chain(struct chain *chain, bool is_gated, bool is_busy)
         side_figure(side, side_median(host_us, repeats), "us", "%s_%s_host", chain->name, how);
         side_figure(side, side_median(submit_us, repeats), "us", "%s_%s_submit", chain->name, how);
     }
+    if (is_busy)
+        side_figure(side, side->early, "chains", "%s_busy_early", chain->name);
     free(device_us);
 }
 
@@ -154,6 +158,7 @@ static void measure_calls(struct chain *chain, const char *how, int calls)
         hvd_tensor_1d((void *)(uintptr_t)chain->vectors[1], HVD_FLOAT32, 1);
     double *us = calloc((size_t)calls, sizeof(*us));
 
+    side_step("ops from host to host");
     reset(chain);
     side_meet(side);
     for (int i = -calls / 10; i < calls; i++) {
@@ -225,6 +230,7 @@ static bool open_nccl(struct chain *chain)
         side_note(chain->side, "%s", text);
         return false;
     }
+    side_step("ncclCommInitRank");
     error = chain->nccl.unique_id(&id);
     if (error == GPU_NCCL_OK)
         error = chain->nccl.init_rank(&chain->comm, 1, id, 0);

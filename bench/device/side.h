@@ -35,7 +35,8 @@ struct side {
     void *begin, *end;
     hvi_cu_ptr gate; /* a word: the stream waits until it is .gates */
     uint64_t gates;
-    struct gpu_step load_step;   /* what the load repeats */
+    struct gpu_step load_step; /* what the load repeats */
+    int early;
     struct hvd_session *session; /* NULL: alone */
     int rank, size;
     struct hvd_op *ops[SIDE_OPS];
@@ -49,6 +50,10 @@ __attribute__((format(printf, 4, 5))) void side_figure(const struct side *side, 
                                                        const char *unit, const char *format, ...);
 __attribute__((format(printf, 2, 3))) void side_note(const struct side *side, const char *format,
                                                      ...);
+/* What the process is at, a constant: its last words when it is ended (side_limit). */
+void side_step(const char *step);
+/* Ends the process so much later. */
+void side_limit(unsigned seconds);
 uint64_t side_now_ns(void);
 double side_median(double *values, int count); /* sorts them */
 double side_part(double *values, int count, double part);
@@ -90,7 +95,7 @@ double side_copy_rate(struct side *side);
 /* Half a millisecond of copying, so often, by kernels that fill the device. */
 void side_make_load(struct side *side);
 void side_begin_load(struct side *side, int kernels);
-/* Says so when it was over before what it was to disturb. */
+/* .early counts when it was over before what it was to disturb. */
 void side_end_load(struct side *side);
 
 /* A barrier of the job; nothing when alone. */
