@@ -12,6 +12,7 @@ bench/README.md says what each figure means.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import datetime
 import json
@@ -214,7 +215,8 @@ def find_nccl(python: str) -> str:
 class MpsServer:
     """An MPS of this run's own: its folders are private, and nothing about the device is changed."""
 
-    def __init__(self) -> None:
+    def __init__(self, out: pathlib.Path) -> None:
+        self.out = out
         self.folder = tempfile.mkdtemp(prefix="hvd-mps-")
         os.mkdir(f"{self.folder}/log")
         self.environment = {"CUDA_MPS_PIPE_DIRECTORY": self.folder, "CUDA_MPS_LOG_DIRECTORY": f"{self.folder}/log"}
@@ -247,6 +249,9 @@ class MpsServer:
             time.sleep(0.05)
         if pid and os.path.exists(f"/proc/{pid}"):
             os.kill(pid, signal.SIGKILL)  # its servers end with their last clients, which are over
+        with contextlib.suppress(OSError):
+            for log in pathlib.Path(self.folder, "log").iterdir():
+                shutil.copy(log, self.out / f"mps-{log.name}")
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -261,6 +266,8 @@ def in_process(alone: Figures, ranks: int, how: str) -> tuple[float, str]:
 def op_rows(bench: Bench, measure: str, ranks: int, alone: Figures, figures: Figures) -> None:
     """Of one run of op."""
     label = f"{measure} np {ranks}"
+    if measure.startswith("mps") and not figures.get("mps", (0, ""))[0]:
+        bench.add(label, "whether MPS has taken the ranks", "no: the rows below are not under MPS")
     for how, text in (("open", "the host enqueues meanwhile"), ("gated", "enqueued before it begins")):
         if f"op_{how}" not in figures:
             continue
@@ -317,7 +324,7 @@ def mps(bench: Bench) -> None:
         bench.add("mps", "op4 and training under MPS", f"not measured: {MPS} is not installed" if not bench.options.fake else
                   "not measured: the fake driver has no MPS")
         return
-    with MpsServer() as server:
+    with MpsServer(bench.options.out) as server:
         op_pair(bench, "mps op4", "mps-alone", MIB, server.environment)
 
 
@@ -428,7 +435,7 @@ def train_mps(bench: Bench) -> None:
     """Two ranks under MPS."""
     if bench.options.fake or not shutil.which(MPS):
         return  # `mps` has said so
-    with MpsServer() as server:
+    with MpsServer(bench.options.out) as server:
         train_run(bench, "train-mps-np2", 2, "apart,hvd", server.environment)
 
 

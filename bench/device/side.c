@@ -17,6 +17,7 @@
 #define CALL_S       20 /* nothing watches; the program's own alarm ends it */
 #define LOAD_US      500.0
 #define COPY_REPEATS 9
+#define MPS_ENABLED  133 /* CU_DEVICE_ATTRIBUTE_MPS_ENABLED */
 
 static const char *volatile at_step = "its beginning";
 
@@ -154,6 +155,7 @@ static void open_device(struct side *side)
     const struct hvi_cuda *cuda = &side->cuda;
     hvi_cu_context context;
     hvi_cu_device device;
+    int is_mps;
     char text[400];
 
     if (hvi_cuda_open(false, &side->cuda, text, sizeof(text)) != HVI_OK)
@@ -165,6 +167,8 @@ static void open_device(struct side *side)
     side_good(side, cuda->init(0), "cuInit");
     side_step("the context");
     side_good(side, cuda->device_get(&device, 0), "cuDeviceGet");
+    if (cuda->device_attribute(&is_mps, MPS_ENABLED, device) == HVI_CU_OK)
+        side_figure(side, is_mps, "yes or no", "mps");
     side_good(side, cuda->context_retain(&context, device), "cuDevicePrimaryCtxRetain");
     side_good(side, cuda->context_set(context), "cuCtxSetCurrent");
     side_step("loading the kernels");
