@@ -487,7 +487,7 @@ def main() -> int:
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--only", default=",".join(MEASURES))
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=145)
+    parser.add_argument("--seconds", type=float, default=140)
     parser.add_argument("--fake", action="store_true")
     options = parser.parse_args()
     names = options.only.split(",")

@@ -47,7 +47,7 @@ count_c() {
     run_tests -L '^(unit|contract)$'
     CK_RUN_CASE=failures run_tests -C Nightly -R '^contract.span_ucx$' # all of them take minutes here
     # Before the Python tests, whose use of the C code does not count.
-    gcovr --root . --object-directory "$build" --gcov-ignore-parse-errors --exclude 'build.*' --exclude tests/ --exclude examples/ \
+    gcovr --root . --object-directory "$build" --gcov-ignore-parse-errors --exclude 'build.*' --exclude tests/ --exclude bench/ --exclude examples/ \
         --json "$build/c.json" --txt "$build/c.txt" 2>"$build/gcovr.log" || {
         cat "$build/gcovr.log" >&2
         exit 1
