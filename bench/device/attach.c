@@ -45,6 +45,7 @@ static void measure_opens(struct side *side, hvi_cu_ptr memory)
         open_us[i] = (double)(side_now_ns() - since_ns) / 1e3;
         op_us[i] = time_op(side, memory, NULL, &unused);
     }
+    side_check(side, memory, 1, HVD_FLOAT32, 1, 1, "ops after hvd_open");
     side_figure(side, side_median(open_us, OPENS), "us", "open");
     side_figure(side, open_us[OPENS - 1], "us", "open_most");
     side_figure(side, side_median(op_us, OPENS), "us", "open_first_op");
@@ -83,6 +84,7 @@ static void measure_calls(struct side *side, hvi_cu_ptr memory)
         void *stream = with_stream ? side->stream->handle : NULL;
         for (int i = -10; i < calls; i++)
             time_op(side, memory, stream, &us[i < 0 ? 0 : i]);
+        side_check(side, memory, 1, HVD_FLOAT32, 1, 1, "calls");
         side_figure(side, side_median(us, calls), "us", "%s", with_stream ? "call_stream" : "call");
     }
     for (int i = 0; i < calls; i++) {
@@ -108,6 +110,5 @@ void bench_attach(const struct side_options *options)
     measure_calls(&side, memory);
     measure_imports(&side);
     measure_opens(&side, memory);
-    side_check(&side, memory, 1, HVD_FLOAT32, 1, 1, "attach");
     hvd_close(side.session);
 }

@@ -191,6 +191,23 @@ static double time_steps(struct side *side, const struct gpu_step *steps, int co
     return median_us;
 }
 
+/* There and back, into memory that had something else. */
+static void check_packing(struct tensors *tensors, const struct packing *packing, size_t most)
+{
+    struct side *side = tensors->side;
+
+    side_fill(side, tensors->block, tensors->bytes / 4, HVD_FLOAT32, 1);
+    for (int way = 0; way < 2; way++) {
+        for (int i = 0; i < packing->count; i++)
+            side_launch(side, side->stream, &packing->steps[way][i]);
+    }
+    for (int i = 0; i < tensors->count; i++) {
+        if (tensors->elements[i] * 4 < most)
+            side_check(side, tensors->block + tensors->at[i], tensors->elements[i], HVD_FLOAT32, 1,
+                       1, "what was packed and unpacked");
+    }
+}
+
 static void measure_packing(struct tensors *tensors, hvi_cu_ptr packed, size_t most,
                             double copy_rate, const char *suffix)
 {
@@ -199,6 +216,7 @@ static void measure_packing(struct tensors *tensors, hvi_cu_ptr packed, size_t m
 
     side_step("packing");
     make_steps(tensors, packed, most, &packing);
+    check_packing(tensors, &packing, most);
     side_figure(side, (double)packing.bytes, "B", "bytes%s", suffix);
     for (int way = 0; way < 2; way++) {
         const double us = time_steps(side, packing.steps[way], packing.count);
@@ -206,11 +224,6 @@ static void measure_packing(struct tensors *tensors, hvi_cu_ptr packed, size_t m
         side_figure(side, us, "us", "%s%s", what, suffix);
         side_figure(side, 200 * (double)packing.bytes / us / 1e3 / copy_rate, "%", "%s%s_of_copy",
                     what, suffix);
-    }
-    for (int i = 0; i < tensors->count; i++) {
-        if (tensors->elements[i] * 4 < most)
-            side_check(side, tensors->block + tensors->at[i], tensors->elements[i], HVD_FLOAT32, 1,
-                       1, "what was packed and unpacked");
     }
 }
 
