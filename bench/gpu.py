@@ -64,8 +64,8 @@ class Row:
 
 
 def tail(path: pathlib.Path) -> str:
-    """The last lines that say something: hvdrun's own only tell which rank has ended."""
-    lines = [line.strip() for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    """The last lines that say something, behind the command: hvdrun's own only tell which rank has ended."""
+    lines = [line.strip() for line in path.read_text(encoding="utf-8", errors="replace").splitlines()[1:] if line.strip()]
     lines = [line for line in lines if not line.startswith(("hvdrun", "Process name:", "Exit code:"))] or lines
     return " / ".join(lines[-3:]).replace("|", "\\|")[-500:]
 
