@@ -8,7 +8,7 @@
  * the worker also runs a kernel of one thread in each round. submit_*: single rounds timed by the trainer's host from the
  * write's enqueue until the stream is done. submit_event_*: the same round by IPC events, which need a host's word in both
  * directions (a spinning word in shared memory). busy: the trainer's other stream has 300 ms of kernels of 0.5 ms queued that
- * fill the device. All of it again under an MPS server of this probe's own (mps_*).
+ * fill the device. All of it again under an MPS server of this probe's own (mps_*), with 32 connections in both processes.
  *
  * Predicted. rtt_memop_idle 2 to 6 us, submit_memop_idle 10 to 20 us, submit_event_idle 10 to 30 us; busy: 2 to 4 ms, a time
  * slice of 2 ms per switch, if the memory operation itself needs the worker's slice; mps_*: 2 to 6 us, busy or not, without a
@@ -18,6 +18,7 @@
 
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { PAGE = 65536, READY = 0, DONE = 128, GATE = 256, COUNTER = 384 };
@@ -209,6 +210,9 @@ static void trainer(const struct probe_options *o)
 {
     struct side t = {0};
     struct probe_msg m;
+    /* By default a client of MPS has two queues: the load may fill the one in which the gated stream waits. */
+    if (strcmp(o->variant, "mps") == 0)
+        setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
     cu_attach(o, CU_NEEDS_IPC | CU_NEEDS_TWO_PROCESSES);
     int is_mps = cu_attribute(CU_DEVICE_ATTRIBUTE_MPS_ENABLED);
     probe_answer(is_mps ? "yes" : "no", "is_under_mps");
