@@ -182,6 +182,8 @@ static void importer(const struct probe_options *o)
         probe7_take_of_users(o);
         return;
     }
+    /* Nothing here is disturbed by a late load, and PyTorch and NCCL would load all their kernels, which takes long. */
+    setenv("CUDA_MODULE_LOADING", "LAZY", 1);
     cu_attach(o, CU_NEEDS_VMM | CU_NEEDS_POOLS | CU_NEEDS_TWO_PROCESSES);
     int is_torch = strcmp(o->variant, "torch") == 0;
     const char *why_not = nccl_load();
