@@ -4,6 +4,7 @@
  * Nothing about the device is changed (no compute mode, no nvidia-smi). */
 #include "probe.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -16,6 +17,7 @@
 
 #define CONTROL "nvidia-cuda-mps-control"
 
+enum { SERVERS = 8 };
 static char base[64]; /* "" while nothing was started */
 
 void probe_mps_avoid(void)
@@ -84,17 +86,57 @@ static pid_t control_pid(void)
     return pid;
 }
 
+static pid_t parent_of(int pid)
+{
+    char path[64], line[256] = "";
+    int parent = 0;
+    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    FILE *f = fopen(path, "r");
+    if (!f)
+        return 0;
+    const char *end = fgets(line, sizeof line, f) ? strrchr(line, ')') : NULL;
+    if (!end || sscanf(end, ") %*c %d", &parent) != 1)
+        parent = 0;
+    fclose(f);
+    return parent;
+}
+
+/* The daemon's servers, while it lives; how many. */
+static int find_servers(pid_t control, pid_t servers[SERVERS])
+{
+    DIR *processes = control > 1 ? opendir("/proc") : NULL;
+    struct dirent *entry;
+    int count = 0;
+    while (processes && count < SERVERS && (entry = readdir(processes))) {
+        int pid = atoi(entry->d_name);
+        if (pid > 1 && parent_of(pid) == control)
+            servers[count++] = pid;
+    }
+    if (processes)
+        closedir(processes);
+    return count;
+}
+
+static void end_by_force(pid_t pid, double end_us)
+{
+    while (pid > 1 && kill(pid, 0) == 0 && probe_now_us() < end_us)
+        probe_sleep_us(10e3);
+    if (pid > 1 && kill(pid, 0) == 0)
+        kill(pid, SIGKILL);
+}
+
 void probe_mps_stop(void)
 {
     if (!base[0])
         return;
-    pid_t pid = control_pid();
+    pid_t pid = control_pid(), servers[SERVERS];
+    int count = find_servers(pid, servers);
     run_line("echo quit -t 3 | " CONTROL, 8);
     double end = probe_now_us() + 6e6;
-    while (pid > 1 && kill(pid, 0) == 0 && probe_now_us() < end)
-        probe_sleep_us(10e3);
-    if (pid > 1 && kill(pid, 0) == 0)
-        kill(pid, SIGKILL); /* its servers end with their last client, and those are dead */
+    end_by_force(pid, end);
+    /* A server ends with its last client, and those are dead; but a kernel of theirs may hang in it. */
+    for (int i = 0; i < count; i++)
+        end_by_force(servers[i], end);
     char line[160];
     snprintf(line, sizeof line, "rm -rf '%s'", base);
     run_line(line, 5);
