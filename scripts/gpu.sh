@@ -1,24 +1,26 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Asks a GPU the nine questions of docs/design/gpu-facts.md: builds the probes (tests/gpu/probes) with the CUDA toolkit and a
+# Asks a GPU the eleven questions of docs/design/gpu-facts.md: builds the probes (tests/gpu/probes) with the CUDA toolkit and a
 # C compiler and nothing else, runs them one after the other, and writes one Markdown table and one JSON file. Needs no
 # network, no package manager and no CMake; takes less than five minutes, hung probes included.
 set -uo pipefail
 export LC_ALL=C
 root=$(cd "$(dirname "$0")/.." && pwd) || exit 1
 readonly root probes=$root/tests/gpu/probes
-readonly budget_s=285 most_s=60 # for everything; for one probe, which gets an equal share of what is left
+readonly most_s=60 # for one probe, which gets an equal share of what is left
+budget_s=285       # for everything
 
 help() {
     cat <<END
 Usage: scripts/gpu.sh [OPTION]...
 Measures what the GPU of this machine allows (docs/design/gpu-facts.md), in less than five minutes.
 
-  --only N[,N]...   only these probes, 1 to 9
+  --only N[,N]...   only these probes, 1 to 11
+  --within SECONDS  for all probes together; each gets an equal share of what is left, at most $most_s ($budget_s)
   --quick           smaller sizes, fewer repetitions
   --out DIR         where gpu-probes.md and gpu-probes.json go (build-gpu/)
   --device N        the N-th visible GPU (0)
-  --programs DIR    run the programs probe1 to probe9 of DIR, build nothing
+  --programs DIR    run the programs probe1 to probe11 of DIR, build nothing
   --build-only      build the probes into build-gpu/ and run nothing
   --suite           no probe: the tests of hvdd's way of GPUs, on the real driver, from a build that is there; what they say
                     goes to gpu-suite.txt in DIR as well. Takes many minutes; some want two GPUs
@@ -46,7 +48,7 @@ refuse() {
     exit 77
 }
 
-only=(1 2 3 4 5 6 7 8 9)
+only=(1 2 3 4 5 6 7 8 9 10 11)
 out=$root/build-gpu
 arguments=()
 programs=
@@ -54,16 +56,20 @@ build_only=
 suite=
 
 take_only() {
-    [[ $1 =~ ^[1-9](,[1-9])*$ ]] || usage "--only $1: probes are 1 to 9, separated by commas"
+    [[ $1 =~ ^([1-9]|1[01])(,([1-9]|1[01]))*$ ]] || usage "--only $1: probes are 1 to 11, separated by commas"
     IFS=, read -ra only <<<"$1"
 }
 
 while [ $# -gt 0 ]; do
     case $1 in
-        --only | --out | --device | --programs)
+        --only | --within | --out | --device | --programs)
             [ $# -ge 2 ] || usage "$1 needs a value"
             case $1 in
                 --only) take_only "$2" ;;
+                --within)
+                    [[ $2 =~ ^[1-9][0-9]{1,3}$ ]] || usage "--within $2: not a number of seconds from 10 to 9999"
+                    budget_s=$2
+                    ;;
                 --out) out=$2 ;;
                 --device)
                     [[ $2 =~ ^[0-9]{1,3}$ ]] || usage "--device $2: not a device number"
@@ -154,7 +160,7 @@ nccl_include() {
     [ -n "$header" ] && echo "-isystem ${header%/*}"
 }
 
-# build DIR: nine programs in DIR. What fails to build is a row of the table later: its program is missing.
+# build DIR: eleven programs in DIR. What fails to build is a row of the table later: its program is missing.
 build() {
     local dir=$1 nvcc cc include flags file number objects=() jobs=()
     nvcc=$(find_nvcc) || refuse "no CUDA toolkit: nvcc is neither in CUDA_HOME, in PATH nor in /usr/local/cuda"
@@ -162,7 +168,7 @@ build() {
     include=$(dirname "$(dirname "$nvcc")")/include
     [ -e "$include/cuda.h" ] || refuse "no CUDA toolkit: no cuda.h in $include"
     mkdir -p "$dir" || return 1
-    rm -f "$dir"/probe[1-9]
+    rm -f "$dir"/probe[1-9] "$dir"/probe[1-9][0-9]
     read -ra flags <<<"-std=gnu17 -O2 -g -Wall -D_GNU_SOURCE -isystem $include $(nccl_include "$include")"
     echo "gpu.sh: building with $nvcc and $cc" >&2
     if [ ! "$dir/kernels.fatbin" -nt "$probes/kernels.cu" ]; then
@@ -178,7 +184,7 @@ build() {
     for file in "${jobs[@]}"; do
         wait "$file" || return 1
     done
-    for number in 1 2 3 4 5 6 7 8 9; do
+    for number in 1 2 3 4 5 6 7 8 9 10 11; do
         "$cc" "${flags[@]}" "$probes"/probe"${number}"_*.c "${objects[@]}" -o "$dir/probe$number" -ldl -lpthread &
     done
     wait
@@ -208,11 +214,12 @@ trap 'exit 130' INT TERM HUP
 # Whether this machine can run any probe at all; says why not. The fifth needs least: one process, no IPC.
 check=$programs/probe5
 [ -x "$check" ] || check=$programs/probe${only[0]}
-timeout -k 5 60 "$check" --check --deadline 50 "${arguments[@]}" >"$raw/check" 2>"$raw/why"
+check_s=$((budget_s < 60 ? budget_s : 60))
+timeout -k 5 "$check_s" "$check" --check --deadline $((check_s - 4)) "${arguments[@]}" >"$raw/check" 2>"$raw/why"
 status=$?
 if [ "$status" -ne 0 ]; then
     why=$(tail -n 1 "$raw/why")
-    [ "$status" -eq 77 ] && refuse "${why#probe?: }"
+    [ "$status" -eq 77 ] && refuse "${why#probe*: }"
     echo "gpu.sh: the first look at the device failed (status $status): $why" >&2
     exit 1
 fi
@@ -223,7 +230,7 @@ run_probe() {
     local n=$1 left=$(((budget_s - SECONDS) / $2)) status last
     [ "$left" -gt "$most_s" ] && left=$most_s
     if [ "$left" -lt 5 ]; then
-        echo "failed: not run, the five minutes are over" >"$raw/$n.outcome"
+        echo "failed: not run, the $budget_s s are over" >"$raw/$n.outcome"
         return
     fi
     echo "gpu.sh: probe $n" >&2
@@ -247,7 +254,7 @@ for i in "${!only[@]}"; do
     run_probe "${only[i]}" $((${#only[@]} - i))
 done
 
-fact() { sed -n "s/^fact $1 //p" "$raw/check" "$raw"/[1-9] 2>/dev/null | head -n 1; }
+fact() { sed -n "s/^fact $1 //p" "$raw/check" "$raw"/[1-9] "$raw"/[1-9][0-9] 2>/dev/null | head -n 1; }
 
 mps_state() {
     local pipe=${CUDA_MPS_PIPE_DIRECTORY:-/tmp/nvidia-mps}
@@ -315,5 +322,5 @@ write_table >"$raw/table" && write_json >"$raw/json" || exit 1
 cp "$raw/table" "$out/.gpu-probes.md" && cp "$raw/json" "$out/.gpu-probes.json" || exit 1
 mv "$out/.gpu-probes.md" "$out/gpu-probes.md" && mv "$out/.gpu-probes.json" "$out/gpu-probes.json" || exit 1
 echo "gpu.sh: $out/gpu-probes.md and $out/gpu-probes.json" >&2
-grep -qE '^(failed|crashed|hung)' "$raw"/[1-9].outcome && exit 1
+grep -qE '^(failed|crashed|hung)' "$raw"/*.outcome && exit 1
 exit 0

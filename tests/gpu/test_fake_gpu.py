@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The nine probes against a driver that is not one (tests/fakegpu): that they run to their end, understand their own messages, and
+"""The eleven probes against a driver that is not one (tests/fakegpu): that they run to their end, understand their own messages, and
 recognise the answers the fake is known to give. What they measure here means nothing."""
 import json
 import os
@@ -21,7 +21,7 @@ def is_for_tsan():
     return DRIVER.exists() and b"__tsan_init" in DRIVER.read_bytes()
 
 
-pytestmark = pytest.mark.skipif(not (PROGRAMS / "probe9").exists() or not DRIVER.exists() or is_for_tsan(),
+pytestmark = pytest.mark.skipif(not (PROGRAMS / "probe11").exists() or not DRIVER.exists() or is_for_tsan(),
                                 reason="no CUDA toolkit: the probes are not built")
 
 
@@ -166,6 +166,51 @@ def test_9_the_crash_is_seen_and_a_new_worker_follows():
     times = [values["crash_until_" + what] for what in ("error_seen", "reaped", "new_context", "new_comm")]
     assert times == sorted(times)
     assert values["host_memory_context"] > 0
+
+
+def test_10_rounds_beside_kernels_of_all_lengths_are_timed():
+    values = ask(10)
+    for words in ("device", "host"):
+        for us in (0, 50, 200, 1000):
+            assert isinstance(values[f"rounds_{words}_{us}"], (int, float))
+            assert values[f"single_{words}_{us}_p50"] <= values[f"single_{words}_{us}_p99"]
+    assert values["single_host_0_p50"] > 0 and values["batch64_single_host_0_p50"] > 0
+    assert values["kernel_alone_200"] < values["kernel_alone_1000"]
+    for how in ("spin", "write_spin", "store_wait"):
+        assert f"{how}_host_200_p50" in values
+    assert values["batch64_other_stream"] > 0
+    for kind in ("sealed", "plain"):
+        assert values[f"host_register_{kind}_memfd_trainer"] == values[f"host_register_{kind}_memfd_worker"] == "yes"
+
+
+def test_10_a_part_that_hangs_is_an_answer_and_not_a_failure():
+    # A stream that comes to its wait after the store passes at once: so the first of these waits may pass.
+    hung = [value for value in ask(10, FAKEGPU_FAULT="deaf").values() if str(value).startswith("hung: ")]
+    assert len(hung) == 1 and hung[0].startswith("hung: not done after 1.5 s: ")
+
+
+CALLS = ("launch", "write_value", "wait_value", "batch_memop", "query", "progress_of_stream", "copy", "ipc_open", "host_register",
+         "mem_alloc")
+
+
+def test_11_a_close_that_does_not_wait_is_said_and_the_signs_of_a_death_are_timed():
+    values = ask(11)
+    for waiter in ("close", "free", "unregister"):
+        assert values[waiter + "_waits_for_gated_stream"] == "no"
+    assert not {f"{call}_blocked_by_close" for call in CALLS} & values.keys()
+    # The robust list is looked through before the process' files are closed.
+    assert 0 < values["kill_until_robust_mutex_p50"] <= values["kill_until_pidfd_p50"]
+    assert 0 < values["kill_until_socket_of_after_cuda_p50"] and 0 < values["kill_until_reaped_p50"]
+
+
+def test_11_blocked_calls_do_not_keep_the_others_from_being_tried():
+    values = ask(11, settings="sync=strict")
+    blocked = {"ipc_open", "mem_alloc"}
+    for waiter in ("close", "free"):
+        assert values[waiter + "_waits_for_gated_stream"] == "yes"
+        for call in CALLS:
+            assert values[f"{call}_blocked_by_{waiter}"] == ("yes" if call in blocked else "no")
+    assert values["ipc_open_beside_close"] > 0.2e6
 
 
 def test_a_device_that_is_not_there_is_refused():

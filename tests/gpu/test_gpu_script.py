@@ -54,7 +54,7 @@ def write_program(path, text):
 def _programs(tmp_path):
     folder = tmp_path / "programs"
     folder.mkdir()
-    for number in range(1, 10):
+    for number in range(1, 12):
         write_program(folder / f"probe{number}", GOOD)
     return folder
 
@@ -62,11 +62,11 @@ def _programs(tmp_path):
 def test_help_says_what_it_writes_and_the_exit_statuses():
     done = run("--help")
     assert done.returncode == 0 and done.stderr == ""
-    for word in ("--only", "--quick", "--out", TABLE, JSON, "77"):
+    for word in ("--only", "--within", "--quick", "--out", TABLE, JSON, "77"):
         assert word in done.stdout
 
 
-@pytest.mark.parametrize("arguments", [["--only", "0"], ["--only", "1,,2"], ["--only", "10"], ["--only"], ["--device", "x"],
+@pytest.mark.parametrize("arguments", [["--only", "0"], ["--only", "1,,2"], ["--only", "12"], ["--only", "1,10,011"], ["--within", "9"], ["--within", "soon"], ["--only"], ["--device", "x"],
                                        ["--frob"], ["extra"]], ids=" ".join)
 def test_a_wrong_argument_is_refused_with_2(arguments, tmp_path):
     done = run(*arguments, "--out", tmp_path / "out") if len(arguments) > 1 else run(*arguments)
@@ -93,7 +93,8 @@ def test_in_a_copy_without_cmake_and_packages_it_builds_and_refuses_for_want_of_
     assert done.returncode == 77, done.stderr
     assert done.stderr.splitlines()[-1].startswith("gpu.sh: no NVIDIA driver: libcuda.so.1: ")
     assert not (tmp_path / "out").exists(), "nothing half-done"
-    assert sorted(p.name for p in (tmp_path / "build-gpu").glob("probe?")) == [f"probe{n}" for n in range(1, 10)]
+    built = {p.name for p in (tmp_path / "build-gpu").iterdir() if not p.suffix}
+    assert built == {f"probe{n}" for n in range(1, 12)}
 
 
 def test_without_a_toolkit_it_says_so(tmp_path):
@@ -106,7 +107,7 @@ def test_without_a_toolkit_it_says_so(tmp_path):
 @pytest.mark.parametrize("reason", ["no NVIDIA driver: libcuda.so.1: no such file",
                                     "driver too old: have CUDA 12.2, need CUDA 13.0"])
 def test_a_machine_that_cannot_is_refused_with_the_probes_sentence(programs, tmp_path, reason):
-    for number in range(1, 10):
+    for number in range(1, 12):
         write_program(programs / f"probe{number}", f"#!/bin/sh\necho 'probe{number}: {reason}' >&2\nexit 77\n")
     done = run("--programs", programs, "--out", tmp_path / "out")
     assert (done.returncode, done.stderr) == (77, f"gpu.sh: {reason}\n")
@@ -119,19 +120,20 @@ def test_all_good_probes_make_a_table_and_valid_json(programs, tmp_path):
     assert done.returncode == 0, done.stderr
     assert sorted(p.name for p in out.iterdir()) == [JSON, TABLE]
     written = json.loads((out / JSON).read_text())
-    assert [p["probe"] for p in written["probes"]] == list(range(1, 10))
+    assert [p["probe"] for p in written["probes"]] == list(range(1, 12))
     assert written["device"] == 'A "GPU" of \\ no kind' and written["cuda_driver"] == "13.0"
     assert {"date", "mps", "nccl", "driver", "seconds"} <= set(written)
     table = (out / TABLE).read_text()
     assert "| 9 | rtt_p50 | 12.5 | us |" in table
     assert "| 9 | fault | none \\| at all | |" in table
+    assert "| 11 | rtt_p50 | 12.5 | us |" in table
     assert "| 1 | note | seen: --deadline " in table and " --quick --device 2" in table
 
 
 def test_only_runs_what_is_asked_in_that_order(programs, tmp_path):
-    done = run("--programs", programs, "--out", tmp_path, "--only", "7,2")
+    done = run("--programs", programs, "--out", tmp_path, "--only", "11,7,2")
     assert done.returncode == 0
-    assert [p["probe"] for p in json.loads((tmp_path / JSON).read_text())["probes"]] == [7, 2]
+    assert [p["probe"] for p in json.loads((tmp_path / JSON).read_text())["probes"]] == [11, 7, 2]
 
 
 def test_a_probe_that_crashes_fails_or_refuses_is_a_row_and_the_others_are_measured(programs, tmp_path):
@@ -143,7 +145,7 @@ def test_a_probe_that_crashes_fails_or_refuses_is_a_row_and_the_others_are_measu
     probes = {p["probe"]: p for p in json.loads((tmp_path / "out" / JSON).read_text())["probes"]}
     outcomes = {number: probe["outcome"] for number, probe in probes.items()}
     assert outcomes == {1: "measured", 2: "crashed", 3: "measured", 4: "crashed", 5: "failed", 6: "refused", 7: "measured",
-                        8: "crashed", 9: "measured"}
+                        8: "crashed", 9: "measured", 10: "measured", 11: "measured"}
     assert probes[5]["reason"] == "cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY"
     table = (tmp_path / "out" / TABLE).read_text()
     assert "| 2 | **outcome** | crashed: exit status 139, without a report | |" in table

@@ -16,7 +16,7 @@ import pytest
 PROGRAMS = pathlib.Path(os.environ["HVD_BUILD_DIR"], "gpu")
 FAKE = PROGRAMS.parent / "fakegpu" / "bare"
 SELFTEST = PROGRAMS / "probe_selftest"
-PROBES = sorted(PROGRAMS.glob("probe[1-9]"))
+PROBES = sorted(PROGRAMS.glob("probe[1-9]*"), key=lambda program: int(program.name[5:]))
 needs_probes = pytest.mark.skipif(not PROBES, reason="no CUDA toolkit: the probes are not built")
 needs_bare = pytest.mark.skipif(not PROBES or not (FAKE / "libcuda.so.1").exists(), reason="the probes, or the fake driver, are not built")
 
@@ -63,8 +63,8 @@ def test_a_wrong_argument_is_refused_with_usage_and_2(arguments):
 
 
 @needs_probes
-def test_there_are_nine_probes_and_each_knows_its_number():
-    assert [p.name for p in PROBES] == [f"probe{n}" for n in range(1, 10)]
+def test_there_are_eleven_probes_and_each_knows_its_number():
+    assert [p.name for p in PROBES] == [f"probe{n}" for n in range(1, 12)]
     for number, program in enumerate(PROBES, 1):
         assert run(program, "--help").stdout.startswith(f"Usage: probe{number} ")
 

@@ -169,6 +169,11 @@ void cu_attach(const struct probe_options *o, unsigned needs)
         _exit(PROBE_OK);
 }
 
+void cu_enter(void)
+{
+    CU(cuCtxSetCurrent, context);
+}
+
 int cu_wait(CUstream s, double wait_s)
 {
     double end = probe_now_us() + wait_s * 1e6;

@@ -38,6 +38,9 @@ enum cu_needs {
  * the machine cannot. Records facts about it. With o->is_check it ends the role with PROBE_OK at the end. */
 void cu_attach(const struct probe_options *o, unsigned needs);
 
+/* Makes the context that cu_attach made current in another thread, or fails. */
+void cu_enter(void);
+
 /* cuStreamQuery until the stream is done: 1, or 0 when wait_s has passed. Any error of the stream fails. */
 int cu_wait(CUstream s, double wait_s);
 /* cu_wait, or fails: a stream that never gets done is no result here. */
