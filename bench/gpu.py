@@ -340,6 +340,7 @@ def reduce_run(bench: Bench, ranks: int) -> None:
             bench.add(f"reduce np {ranks}", f"256 MiB per rank, {kind.replace('_', ' ')}, of a copy's rate",
                       f"{percent:.1f} % ({figures[kind][0]:.4g} µs; copy {figures['copy'][0]:.4g} GB/s)", f"≥ {REDUCE_PERCENT} %",
                       percent >= REDUCE_PERCENT)
+        bench.publish(f"reduce np {ranks}", figures, {"fp32_in_turn_of_copy": "fp32 apart, each op when the one before is over, of a copy's rate"})
     bench.judged(rows, f"reduce-np{ranks}", ranks, "reduce", 25, bytes=65536 if fake else 256 * MIB, chain=3 if fake else 16,
                  repeats=2 if fake else 5)
 

@@ -73,6 +73,7 @@ enum {
     HVI_CU_HANDLE_FD = 1,
     HVI_CU_HANDLE_FABRIC = 8,
     /* device attributes */
+    HVI_CU_DEVICE_PROCESSORS = 16,
     HVI_CU_DEVICE_CC_MAJOR = 75,
     HVI_CU_DEVICE_CC_MINOR = 76,
     HVI_CU_DEVICE_MEMOPS_64 = 122,

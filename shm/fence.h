@@ -34,7 +34,7 @@ struct hvi_fence {
     _Atomic uint64_t done;
     /* The turn, of an op that is cancelled: the worker's kernels write nothing for its batch. The engine stores it
      * before it stores .ready; the worker stores poison, of an engine that is over. No other process does, and no
-     * stream. Pairs with the look of each block of a kernel (daemon/gpu/kernels). */
+     * stream. Pairs with the look of a kernel (daemon/gpu/kernels). */
     _Atomic uint64_t skip;
     uint64_t reserved[5];
 };

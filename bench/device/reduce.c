@@ -2,7 +2,8 @@
  * Large allreduces of the ranks of one GPU, stream to stream.
  *
  * Chains of allreduces of --bytes per rank, in place and not, of float32 and bfloat16. An op moves 2 * ranks * bytes in the
- * GPU's memory: all inputs are read, all outputs written. Events of rank 0 around a chain give the time. All elements are
+ * GPU's memory: all inputs are read, all outputs written. All ops of a chain are under way at once, as those of a training step are, and
+ * the stream waits for them behind the last submission; or (in_turn) it waits for each before the next. Events of rank 0 around a chain give the time. All elements are
  * compared after the first chain, and some after each. */
 #include "bench/device/side.h"
 
@@ -18,8 +19,15 @@ struct large {
     const char *name;
     size_t count;
     hvi_cu_ptr source, buffer; /* in place: the buffer begins as a copy of the source */
-    bool is_in_place;
+    bool is_in_place, is_in_turn;
 };
+
+static void let_wait(struct large *large, int number)
+{
+    struct side *side = large->side;
+
+    side_fine(hvd_op_stream_wait(side->ops[number], side->stream->handle), "hvd_op_stream_wait");
+}
 
 static void enqueue(struct large *large, int number)
 {
@@ -38,7 +46,8 @@ static void enqueue(struct large *large, int number)
     side_fine(
         hvd_allreduce_async(side->session, name, &in, &out, HVD_SUM, &options, &side->ops[number]),
         "hvd_allreduce_async");
-    side_fine(hvd_op_stream_wait(side->ops[number], side->stream->handle), "hvd_op_stream_wait");
+    if (large->is_in_turn)
+        let_wait(large, number);
 }
 
 /* Microseconds of an op. `checked` elements are compared. */
@@ -57,6 +66,8 @@ static double run_chain(struct large *large, size_t checked)
         enqueue(large, i);
         factor *= large->is_in_place && i > 0 ? side->size : 1;
     }
+    for (int i = 0; i < length && !large->is_in_turn; i++)
+        let_wait(large, i);
     side_mark_end(side);
     const double took_us = side_elapsed_us(side);
     side_wait_ops(side, length);
@@ -96,12 +107,13 @@ void bench_reduce(const struct side_options *options)
     struct large large = {.side = &side,
                           .source = side_alloc(&side, options->bytes),
                           .buffer = side_alloc(&side, options->bytes)};
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 5; i++) {
         static const char *const names[] = {"fp32_in_place", "bf16_in_place", "fp32_apart",
-                                            "bf16_apart"};
+                                            "bf16_apart", "fp32_in_turn"};
         large.name = names[i];
         large.dtype = i % 2 == 0 ? HVD_FLOAT32 : HVD_BFLOAT16;
         large.is_in_place = i < 2;
+        large.is_in_turn = i == 4;
         measure(&large, copy_rate);
     }
     hvd_close(side.session);

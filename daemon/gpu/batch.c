@@ -159,9 +159,10 @@ static bool find_fence(struct reader *reader, const struct hvi_device_member *sa
         return true;
     if (said->cell >= HVI_FENCE_CELLS || said->turn == 0 || said->turn >= HVI_FENCE_TURNS)
         return lie(reader, "a fence that cannot be");
-    if (!reader->names->page(reader->names->user, said->page, &page))
+    if (!reader->names->page(reader->names->user, said->page, &page, &member->page))
         return lie(reader, "a fence page that is not there");
     member->fence = page + said->cell * sizeof(struct hvi_fence);
+    member->cell = said->cell;
     member->turn = said->turn;
     return true;
 }

@@ -7,6 +7,7 @@
 #define HVD_GPU_BATCH_H
 
 #include "shm/device.h"
+#include "shm/fence.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -23,13 +24,17 @@ union gpu_slot {
 struct gpu_batch_names {
     void *user;
     bool (*import)(void *user, uint32_t number, uint64_t *address_p, uint64_t *bytes_p);
-    bool (*page)(void *user, uint32_t number, uint64_t *address_p);
+    /* The address is a stream's; *page_p is the same for CPUs, NULL: none. */
+    bool (*page)(void *user, uint32_t number, uint64_t *address_p,
+                 const struct hvi_fence_page **page_p);
     bool (*comm)(void *user, uint32_t number, uint32_t *ranks_p, uint32_t *rank_p);
 };
 
 struct gpu_member {
     uint64_t in, out; /* addresses; 0: there is none, or nothing of it is touched */
     uint64_t fence;   /* address of the fence's cell; 0: none */
+    const struct hvi_fence_page *page; /* where a CPU sees it; NULL: nowhere */
+    uint32_t cell;
     uint64_t turn;
     uint32_t place;
 };

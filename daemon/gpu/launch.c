@@ -130,13 +130,15 @@ static bool name_import(void *user, uint32_t number, uint64_t *address_p, uint64
     return true;
 }
 
-static bool name_page(void *user, uint32_t number, uint64_t *address_p)
+static bool name_page(void *user, uint32_t number, uint64_t *address_p,
+                      const struct hvi_fence_page **page_p)
 {
     const struct gpu_thing *thing = use_thing(user, number, true);
 
     if (thing == NULL)
         return false;
     *address_p = thing->address;
+    *page_p = thing->fences;
     return true;
 }
 

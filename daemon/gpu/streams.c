@@ -22,7 +22,10 @@ _Static_assert(GPU_STREAMS * sizeof(struct gpu_words) <= WORDS_BYTES, "one page"
 #define MEMOPS_MAX   255u
 #define THREADS      256u
 #define THREAD_BYTES 64u /* of one input, for each thread of a grid */
-#define BLOCKS_MAX   1024u
+#define BLOCKS_EACH                                                                                \
+    8u /* of a large grid, to a processor: its registers hold as many, or half of them */
+#define LOOKS_MAX  4u   /* blocks that look at a word of the host's themselves */
+#define SEEN_BYTES 256u /* of a stream */
 #define LOAD_CALLS                                                                                 \
     4u /* loading kernels may take as long as so many calls: the driver may compile them */
 
@@ -101,18 +104,35 @@ static bool load_image(struct gpu_streams *streams, const char *file)
     return false;
 }
 
-static bool launch(struct gpu_streams *streams, struct gpu_stream *stream, enum gpu_step_kind kind,
-                   const void *arguments, uint64_t bytes)
+static unsigned blocks_of(const struct gpu_streams *streams, uint64_t bytes)
 {
-    uint64_t blocks = bytes / (THREADS * THREAD_BYTES) + 1;
+    const uint64_t blocks = bytes / (THREADS * THREAD_BYTES) + 1;
+
+    return (unsigned)(blocks < streams->blocks_max ? blocks : streams->blocks_max);
+}
+
+static bool launch(struct gpu_streams *streams, struct gpu_stream *stream, hvi_cu_kernel kernel,
+                   const void *arguments, unsigned blocks, unsigned threads)
+{
     void *parameters[1] = {(void *)(uintptr_t)arguments};
 
     stream->works++;
-    return GPU_CALL(
-        streams->calls, "cuLaunchKernel",
-        streams->calls->cuda->launch(streams->kernels[kind],
-                                     (unsigned)(blocks < BLOCKS_MAX ? blocks : BLOCKS_MAX), 1, 1,
-                                     THREADS, 1, 1, 0, stream->handle, parameters, NULL));
+    return GPU_CALL(streams->calls, "cuLaunchKernel",
+                    streams->calls->cuda->launch(kernel, blocks, 1, 1, threads, 1, 1, 0,
+                                                 stream->handle, parameters, NULL));
+}
+
+/* A kernel of many blocks, which is to do nothing where its batch is cancelled: one looks for all. */
+static bool look_and_launch(struct gpu_streams *streams, struct gpu_stream *stream,
+                            const struct gpu_step *step, unsigned blocks)
+{
+    const struct hvd_look_args look = {.from = step->guard.skip, .to = stream->seen};
+    struct gpu_step with_seen = *step;
+
+    with_seen.guard.skip = stream->seen;
+    return launch(streams, stream, streams->look, &look, 1, 1) &&
+           launch(streams, stream, streams->kernels[step->kind], &with_seen.reduce, blocks,
+                  THREADS);
 }
 
 static bool find_kernels(struct gpu_streams *streams)
@@ -125,7 +145,8 @@ static bool find_kernels(struct gpu_streams *streams)
                                                   kernel_names[i])))
             return false;
     }
-    return true;
+    return GPU_CALL(calls, "hvd_look",
+                    calls->cuda->library_kernel(&streams->look, streams->library, "hvd_look"));
 }
 
 static bool launch_first(struct gpu_streams *streams)
@@ -135,14 +156,31 @@ static bool launch_first(struct gpu_streams *streams)
     struct gpu_stream *stream = &streams->streams[0];
 
     for (int i = 0; i < GPU_STREAM_KERNELS; i++) {
-        if (!launch(streams, stream, (enum gpu_step_kind)i, &nothing.reduce, 0))
+        if (!launch(streams, stream, streams->kernels[i], &nothing.reduce, 1, THREADS))
             return false;
     }
+    if (!launch(streams, stream, streams->look, &nothing.reduce, 1, 1))
+        return false;
     stream->works = 0;
     return GPU_CALL(calls, "cuStreamSynchronize", calls->cuda->stream_synchronize(stream->handle));
 }
 
 /* ---- opening ---- */
+
+/* As many blocks for each processor: all are busy until the end. */
+static bool measure_grid(struct gpu_streams *streams)
+{
+    struct gpu_calls *calls = streams->calls;
+    hvi_cu_device device;
+    int processors = 0;
+
+    if (!GPU_CALL(calls, "cuCtxGetDevice", calls->cuda->context_device(&device)) ||
+        !GPU_CALL(calls, "cuDeviceGetAttribute",
+                  calls->cuda->device_attribute(&processors, HVI_CU_DEVICE_PROCESSORS, device)))
+        return false;
+    streams->blocks_max = BLOCKS_EACH * (processors > 0 ? (unsigned)processors : 1u);
+    return true;
+}
 
 static bool make_words(struct gpu_streams *streams)
 {
@@ -171,12 +209,15 @@ static bool make_words(struct gpu_streams *streams)
 static bool make_staging(struct gpu_streams *streams)
 {
     struct gpu_calls *calls = streams->calls;
-    const size_t bytes = GPU_STREAM_STAGING + GPU_STREAM_SCRATCH;
+    const size_t used = GPU_STREAM_STAGING + GPU_STREAM_SCRATCH;
+    const size_t bytes = used + GPU_STREAMS * SEEN_BYTES;
     size_t free_bytes = 0, total = 0;
     char text[100];
 
     gpu_calls_begin(calls, "cuMemAlloc", calls->usual_ns);
     const int error = calls->cuda->alloc(&streams->staging, bytes);
+    for (uint32_t i = 0; i < GPU_STREAMS; i++)
+        streams->streams[i].seen = streams->staging + used + i * SEEN_BYTES;
     if (error != HVI_CU_OUT_OF_MEMORY)
         return gpu_calls_good(calls, "cuMemAlloc of the staging memory", error);
     calls->cuda->memory_info(&free_bytes, &total);
@@ -196,8 +237,8 @@ bool gpu_streams_open(struct gpu_streams *streams, const char *file)
                                                  HVI_CU_STREAM_NON_BLOCKING)))
             return false;
     }
-    return make_words(streams) && make_staging(streams) && load_image(streams, file) &&
-           find_kernels(streams) && launch_first(streams);
+    return measure_grid(streams) && make_words(streams) && make_staging(streams) &&
+           load_image(streams, file) && find_kernels(streams) && launch_first(streams);
 }
 
 void gpu_streams_close(struct gpu_streams *streams)
@@ -255,6 +296,8 @@ bool gpu_streams_wait(struct gpu_streams *streams, struct gpu_stream *stream,
     for (uint32_t i = 0; i < batch->member_count; i++) {
         const struct gpu_member *member = &batch->members[i];
         if (member->fence != 0 &&
+            !(member->page != NULL &&
+              hvi_fence_is_ready(member->page, member->cell, member->turn)) &&
             !add(streams, stream, &memops, HVI_CU_MEMOP_WAIT_64,
                  member->fence + offsetof(struct hvi_fence, ready), member->turn))
             return false;
@@ -295,8 +338,12 @@ bool gpu_streams_finish(struct gpu_streams *streams, struct gpu_stream *stream,
 bool gpu_streams_launch(struct gpu_streams *streams, struct gpu_stream *stream,
                         const struct gpu_step *step)
 {
+    const unsigned blocks = blocks_of(streams, step->bytes);
+
     HVI_ASSERT(step->kind < GPU_STREAM_KERNELS);
-    return launch(streams, stream, step->kind, &step->reduce, step->bytes);
+    if (blocks > LOOKS_MAX && step->guard.skip != 0)
+        return look_and_launch(streams, stream, step, blocks);
+    return launch(streams, stream, streams->kernels[step->kind], &step->reduce, blocks, THREADS);
 }
 
 bool gpu_streams_sound(struct gpu_streams *streams, struct gpu_stream *stream)

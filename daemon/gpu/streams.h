@@ -3,6 +3,7 @@
  *
  *   a batch in its stream:   wait for each member's .ready | begun = its number | steps | each .done = turn | finished = its number
  *
+ * A word .ready that the CPU sees is there is not waited for: a wait costs the stream 1 us, also where nothing is left to wait for.
  * begun and finished are words of this process, one pair for each stream; numbers of a stream are 1, 2, 3, ... A third word
  * counts the portions of steps of long batches. */
 #ifndef HVD_GPU_STREAMS_H
@@ -30,6 +31,7 @@ struct gpu_stream {
     hvi_cu_stream handle;
     struct gpu_words *words;
     hvi_cu_ptr address;    /* of .words */
+    hvi_cu_ptr seen;       /* a word of the device: what hvd_look has seen */
     uint64_t queued;       /* number of the last batch */
     uint64_t portions;     /* of steps of long batches, ever */
     uint32_t works;        /* things in it */
@@ -41,8 +43,10 @@ struct gpu_streams {
     struct gpu_stream streams[GPU_STREAMS];
     struct gpu_words *words; /* a page of this process; NULL: not open */
     hvi_cu_library library;
-    hvi_cu_kernel kernels[GPU_STREAM_KERNELS];
-    hvi_cu_ptr staging; /* the scratch memory lies behind it */
+    unsigned blocks_max; /* of a grid */
+    hvi_cu_kernel kernels[GPU_STREAM_KERNELS], look;
+    hvi_cu_ptr
+        staging; /* the scratch memory lies behind it, and behind that what streams have seen */
 };
 
 /* Makes all of it; `file`: an image of the kernels, "": the one that is built in. False: .calls->why. */

@@ -372,7 +372,7 @@ def test_a_trainer_that_stands_still_is_named_and_nothing_fails(daemon):
 # ---- the driver and NCCL ----
 
 
-@pytest.mark.parametrize("fault, word, gpu_of", [("sticky@12", "ILLEGAL_ADDRESS", [0, 0, 0]), ("nccl-error@2", "NCCL", [0, 1, 0])])
+@pytest.mark.parametrize("fault, word, gpu_of", [("sticky@13", "ILLEGAL_ADDRESS", [0, 0, 0]), ("nccl-error@2", "NCCL", [0, 1, 0])])
 def test_an_error_that_stays_ends_the_worker_with_its_reason(fault, word, gpu_of):
     with own_case(gpu_of, faults=f"hvdd-gpu/{fault}") as case:
         for _ in range(20):

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The kernels of a GPU's worker (kernels.h says what each does), for nvcc and for the host's compiler: in the part of C that C++
- * shares, with portable.h in between. No GPU has run them.
+ * shares, with portable.h in between.
  *
  * A thread takes all inputs of some elements, then writes all outputs of these elements: elements never meet, so neither grids
  * nor widths show in the bits, and an output may be an input. Where all addresses lie alike in 16 bytes, elements are taken 16
@@ -585,6 +585,15 @@ INLINE void adasum_blend(const struct hvd_adasum_args *args, struct place place,
         blend_pair(args, pair, of_grid(place));
 }
 
+/* ---- a look ---- */
+
+INLINE void look(const struct hvd_look_args *args, struct place place, int phase)
+{
+    (void)phase;
+    if (place.block == 0 && place.thread == 0 && args->to != 0)
+        *(uint64_t *)(uintptr_t)args->to = load_word(args->from);
+}
+
 /* ---- the kernels ---- */
 
 KERNEL(hvd_reduce, struct hvd_reduce_args, 1, reduce)
@@ -592,6 +601,7 @@ KERNEL(hvd_spread, struct hvd_reduce_args, 1, spread)
 KERNEL(hvd_pack, struct hvd_pack_args, 1, pack)
 KERNEL(hvd_unpack, struct hvd_pack_args, 1, unpack)
 KERNEL(hvd_move, struct hvd_move_args, 1, move)
+KERNEL(hvd_look, struct hvd_look_args, 1, look)
 KERNEL(hvd_adasum_dots, struct hvd_adasum_args, 2, adasum_dots)
 KERNEL(hvd_adasum_factors, struct hvd_adasum_args, 2, adasum_factors)
 KERNEL(hvd_adasum_blend, struct hvd_adasum_args, 1, adasum_blend)
@@ -603,6 +613,7 @@ const struct hvd_kernel_row hvd_kernel_rows[] = {
     {"hvd_pack", sizeof(struct hvd_pack_args), hvd_pack_host},
     {"hvd_unpack", sizeof(struct hvd_pack_args), hvd_unpack_host},
     {"hvd_move", sizeof(struct hvd_move_args), hvd_move_host},
+    {"hvd_look", sizeof(struct hvd_look_args), hvd_look_host},
     {"hvd_adasum_dots", sizeof(struct hvd_adasum_args), hvd_adasum_dots_host},
     {"hvd_adasum_factors", sizeof(struct hvd_adasum_args), hvd_adasum_factors_host},
     {"hvd_adasum_blend", sizeof(struct hvd_adasum_args), hvd_adasum_blend_host},

@@ -9,6 +9,7 @@
  *   hvd_spread   the same with one input, to all outputs
  *   hvd_pack     pieces, scaled, to base + at;  hvd_unpack: base + at, scaled, to the pieces
  *   hvd_move     pieces of bytes, anywhere
+ *   hvd_look     copies a word: what the blocks of the next kernel look at (struct hvd_kernel_guard)
  *
  * pre is the prescale; post is the division by divisor and the postscale. SUM and AVERAGE are one here: the divisor says.
  * Spread, pack and unpack that change nothing, and those of bool, copy the bytes: a broadcast keeps the payload of a NaN.
@@ -21,9 +22,15 @@
 #include <stdint.h>
 
 /* First in every struct. Each block looks at the word first, and does nothing when it is at .turn or beyond, as streams
- * compare (shm/fence.h): the batch is cancelled. skip 0: it does not look. */
+ * compare (shm/fence.h): the batch is cancelled. skip 0: it does not look. Blocks read a word of the host's one after the other, 1 us
+ * each on an H100: of many, hvd_look reads it once, before, and they look at its copy in memory of the device. */
 struct hvd_kernel_guard {
     uint64_t skip, turn; /* the word's address */
+};
+
+struct hvd_look_args {
+    struct hvd_kernel_guard guard; /* none */
+    uint64_t from, to;             /* addresses of words */
 };
 
 #define HVD_KERNEL_PIECES 64

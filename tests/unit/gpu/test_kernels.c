@@ -437,6 +437,10 @@ START_TEST(a_kernel_whose_batch_is_cancelled_writes_nothing)
         run("hvd_move", &move, grid);
         for (int i = 0; i < 3; i++)
             ck_assert(memcmp(outs[i], _i == 0 ? ins[0] : ins[1], BYTES) == 0);
+        uint64_t seen = 0;
+        const struct hvd_look_args look = {.from = guard.skip, .to = (uintptr_t)&seen};
+        run("hvd_look", &look, grid);
+        ck_assert_uint_eq(seen, words[_i]);
         memset(outs[0], 0, BYTES);
         run("hvd_spread", &reduce, grid);
         ck_assert_uint_eq(outs[0][0], _i == 0);

@@ -316,7 +316,7 @@ START_TEST(a_broken_context_ends_the_worker_with_the_reason)
 {
     const struct hvt_worker_wish wish = {0};
 
-    start_pair("hvdd-gpu/sticky@9", &wish); /* the first eight are those of the start */
+    start_pair("hvdd-gpu/sticky@10", &wish); /* the first nine are those of the start */
     allreduce(1, COUNT);
     hvt_job_open_gate(0);
     expect_failure("(700)");

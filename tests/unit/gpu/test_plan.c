@@ -36,10 +36,12 @@ static bool find_import(void *user, uint32_t number, uint64_t *address_p, uint64
     return number <= IMPORTS;
 }
 
-static bool find_page(void *user, uint32_t number, uint64_t *address_p)
+static bool find_page(void *user, uint32_t number, uint64_t *address_p,
+                      const struct hvi_fence_page **page_p)
 {
     (void)user;
     *address_p = PAGE;
+    *page_p = NULL;
     return number == 1;
 }
 
@@ -501,11 +503,13 @@ static double memory[IMPORTS + 1][2][ADASUM_COUNT]; /* inputs and outputs */
 static double staging[16 * ADASUM_COUNT];
 
 /* Kernels look at them. */
-static bool find_cells(void *user, uint32_t number, uint64_t *address_p)
+static bool find_cells(void *user, uint32_t number, uint64_t *address_p,
+                       const struct hvi_fence_page **page_p)
 {
     static struct hvi_fence cells[IMPORTS + 1];
 
     (void)user;
+    *page_p = NULL;
     *address_p = (uintptr_t)cells;
     return number == 1;
 }

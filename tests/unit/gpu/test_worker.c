@@ -381,7 +381,7 @@ END_TEST
 START_TEST(a_gpu_without_room_for_the_staging_memory_is_said)
 {
     setenv("FAKEGPU", "memory=32", 1);
-    expect_refusal(NULL, "83886080 bytes are needed, and 33554432 of 33554432 are free");
+    expect_refusal(NULL, "83887360 bytes are needed, and 33554432 of 33554432 are free");
 }
 END_TEST
 
