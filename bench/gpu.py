@@ -341,8 +341,8 @@ def reduce_run(bench: Bench, ranks: int) -> None:
                       f"{percent:.1f} % ({figures[kind][0]:.4g} µs; copy {figures['copy'][0]:.4g} GB/s)", f"≥ {REDUCE_PERCENT} %",
                       percent >= REDUCE_PERCENT)
         bench.publish(f"reduce np {ranks}", figures, {"fp32_in_turn_of_copy": "fp32 apart, each op when the one before is over, of a copy's rate"})
-    bench.judged(rows, f"reduce-np{ranks}", ranks, "reduce", 25, bytes=65536 if fake else 256 * MIB, chain=3 if fake else 16,
-                 repeats=2 if fake else 5)
+    bench.judged(rows, f"reduce-np{ranks}", ranks, "reduce", 30, bytes=65536 if fake else 256 * MIB, chain=3 if fake else 16,
+                 repeats=2 if fake else 3)
 
 
 def reduce(bench: Bench) -> None:
@@ -445,7 +445,7 @@ def large(bench: Bench) -> None:
     fake = bench.options.fake
     for size in (64, 256):
         count = 16384 * size // 64 if fake else size * MIB
-        figures = bench.program(f"large-{size}M", 1, "reduce", 15, bytes=count, chain=3 if fake else 16, repeats=2 if fake else 5)
+        figures = bench.program(f"large-{size}M", 1, "reduce", 15, bytes=count, chain=3 if fake else 16, repeats=2 if fake else 3)
         alone = bench.program(f"large-{size}M-alone", 0, "alone", 15, bytes=count, chain=4, repeats=2)
         nccl = f"{alone['nccl_large'][0]:.4g} µs" if "nccl_large" in alone else "not there"
         bench.add("large", f"{size} MiB fp32, np 1, not in place, beside NCCL in-process", f"{figures['fp32_apart'][0]:.4g} µs (NCCL {nccl})")
