@@ -11,8 +11,9 @@ static const struct {
     const char *name;
     void (*run)(const struct side_options *options);
 } measures[] = {
-    {"op", bench_op},       {"alone", bench_alone}, {"reduce", bench_reduce},
-    {"group", bench_group}, {"pack", bench_pack},   {"attach", bench_attach},
+    {"op", bench_op},           {"alone", bench_alone}, {"reduce", bench_reduce},
+    {"group", bench_group},     {"pack", bench_pack},   {"attach", bench_attach},
+    {"kernels", bench_kernels},
 };
 
 static bool take(struct side_options *options, const char *name, const char *value)
@@ -29,6 +30,10 @@ static bool take(struct side_options *options, const char *name, const char *val
         options->calls = atoi(value);
     else if (strcmp(name, "--busy") == 0)
         options->is_busy = atoi(value) != 0;
+    else if (strcmp(name, "--grid") == 0)
+        options->grid = (unsigned)atoi(value);
+    else if (strcmp(name, "--kernels") == 0)
+        options->kernels = value;
     else if (strcmp(name, "--sizes") == 0)
         options->sizes = value;
     else if (strcmp(name, "--limit") == 0)
@@ -45,6 +50,7 @@ int main(int argc, char **argv)
                                    .chain = 16,
                                    .repeats = 5,
                                    .calls = 100,
+                                   .kernels = "",
                                    .sizes = ""};
 
     if (argc < 2)

@@ -118,3 +118,77 @@ void bench_reduce(const struct side_options *options)
     }
     hvd_close(side.session);
 }
+
+/* ---- the kernel, alone ---- */
+
+#define INPUTS_MOST 8
+
+struct vectors {
+    struct side *side;
+    double copy_rate;
+    hvi_cu_ptr in[INPUTS_MOST], out[INPUTS_MOST];
+    enum hvd_dtype dtype;
+    size_t count;
+};
+
+static void measure_kernel(const struct vectors *vectors, int inputs)
+{
+    struct side *side = vectors->side;
+    const int repeats = side->options->repeats;
+    const double bytes = 2.0 * inputs * (double)side->options->bytes;
+    struct gpu_step step =
+        side_reduce_step(vectors->in, (uint32_t)inputs, (uint32_t)inputs, vectors->count);
+    double *us = calloc((size_t)repeats, sizeof(*us));
+
+    step.reduce.dtype = vectors->dtype;
+    step.bytes = side->options->bytes;
+    for (int i = 0; i < inputs; i++)
+        step.reduce.out[i] = vectors->out[i];
+    for (int i = -1; i < repeats; i++) { /* the first one warms up */
+        side_mark_begin(side);
+        side_launch(side, side->stream, &step);
+        side_mark_end(side);
+        const double took_us = side_elapsed_us(side);
+        if (i >= 0)
+            us[i] = took_us;
+    }
+    side_check(side, vectors->out[inputs - 1], vectors->count < SOME ? vectors->count : SOME,
+               vectors->dtype, 1, inputs, "a reduction");
+    side_figure(side, 100 * bytes / side_median(us, repeats) / 1e3 / vectors->copy_rate, "%",
+                "%s_%d_of_copy", vectors->dtype == HVD_FLOAT32 ? "fp32" : "bf16", inputs);
+    free(us);
+}
+
+/* All inputs are alike. */
+static void fill_inputs(const struct vectors *vectors)
+{
+    struct side *side = vectors->side;
+
+    side_fill(side, vectors->in[0], vectors->count, vectors->dtype, 0);
+    for (int i = 1; i < INPUTS_MOST; i++)
+        side_copy(side, vectors->in[i], vectors->in[0], side->options->bytes);
+    side_settle(side, side->stream);
+}
+
+void bench_kernels(const struct side_options *options)
+{
+    static struct side side;
+    struct vectors vectors = {.side = &side};
+
+    side_open(&side, options, false);
+    if (options->grid > 0)
+        side.streams.blocks_max = side.streams.blocks_max / GPU_STREAM_GRID * options->grid;
+    vectors.copy_rate = side_copy_rate(&side);
+    for (int i = 0; i < INPUTS_MOST; i++) {
+        vectors.in[i] = side_alloc(&side, options->bytes);
+        vectors.out[i] = side_alloc(&side, options->bytes);
+    }
+    for (int i = 0; i < 2; i++) {
+        side_step("reducing");
+        vectors.dtype = i == 0 ? HVD_FLOAT32 : HVD_BFLOAT16;
+        vectors.count = options->bytes / (i == 0 ? 4 : 2);
+        fill_inputs(&vectors);
+        for (int inputs = 1; inputs <= INPUTS_MOST; inputs *= 2)
+            measure_kernel(&vectors, inputs);
+    }
+}

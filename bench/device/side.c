@@ -172,7 +172,7 @@ static void open_device(struct side *side)
     side_good(side, cuda->context_retain(&context, device), "cuDevicePrimaryCtxRetain");
     side_good(side, cuda->context_set(context), "cuCtxSetCurrent");
     side_step("loading the kernels");
-    if (!gpu_streams_open(&side->streams, ""))
+    if (!gpu_streams_open(&side->streams, side->options->kernels))
         side_fail("%s", side->calls.why);
     side->stream = &side->streams.streams[0];
     side->load = &side->streams.streams[1];

@@ -14,13 +14,15 @@
 #define SIDE_OPS 256 /* in flight */
 
 struct side_options {
-    size_t bytes;      /* of a large tensor; of a rank */
-    size_t load_bytes; /* the most that a kernel of the load copies */
-    int chain;         /* ops in a stream, each after the one before */
-    int repeats;       /* of a chain */
-    int calls;         /* of what is timed one by one */
-    bool is_busy;      /* also beside a load */
-    const char *sizes; /* file of element counts */
+    size_t bytes;        /* of a large tensor; of a rank */
+    size_t load_bytes;   /* the most that a kernel of the load copies */
+    int chain;           /* ops in a stream, each after the one before */
+    int repeats;         /* of a chain */
+    int calls;           /* of what is timed one by one */
+    bool is_busy;        /* also beside a load */
+    unsigned grid;       /* blocks for each processor; 0: the worker's */
+    const char *kernels; /* file of an image of the kernels, "": the one built in */
+    const char *sizes;   /* file of element counts */
 };
 
 struct side {
@@ -110,5 +112,6 @@ void bench_reduce(const struct side_options *options);
 void bench_group(const struct side_options *options);
 void bench_pack(const struct side_options *options);
 void bench_attach(const struct side_options *options);
+void bench_kernels(const struct side_options *options);
 
 #endif

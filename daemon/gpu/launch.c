@@ -349,6 +349,7 @@ static bool step(void *user, const struct gpu_step *one)
     if (one->kind < (int)GPU_STREAM_KERNELS)
         return gpu_streams_launch(&stepping->launch->streams, stepping->stream, one);
     stepping->stream->works++;
+    gpu_stream_look_again(stepping->stream);
     return gpu_comms_call(&stepping->launch->comms, stepping->comm, stepping->stream->handle, one);
 }
 

@@ -21,11 +21,9 @@
 _Static_assert(GPU_STREAMS * sizeof(struct gpu_words) <= WORDS_BYTES, "one page");
 #define MEMOPS_MAX   255u
 #define THREADS      256u
-#define THREAD_BYTES 64u /* of one input, for each thread of a grid */
-#define BLOCKS_EACH                                                                                \
-    8u /* of a large grid, to a processor: its registers hold as many, or half of them */
-#define LOOKS_MAX  4u   /* blocks that look at a word of the host's themselves */
-#define SEEN_BYTES 256u /* of a stream */
+#define THREAD_BYTES 64u  /* of one input, for each thread of a grid */
+#define LOOKS_MAX    4u   /* blocks that look at a word of the host's themselves */
+#define SEEN_BYTES   256u /* of a stream */
 #define LOAD_CALLS                                                                                 \
     4u /* loading kernels may take as long as so many calls: the driver may compile them */
 
@@ -129,9 +127,11 @@ static bool look_and_launch(struct gpu_streams *streams, struct gpu_stream *stre
     const struct hvd_look_args look = {.from = step->guard.skip, .to = stream->seen};
     struct gpu_step with_seen = *step;
 
+    if (stream->seen_from != look.from && !launch(streams, stream, streams->look, &look, 1, 1))
+        return false;
+    stream->seen_from = look.from;
     with_seen.guard.skip = stream->seen;
-    return launch(streams, stream, streams->look, &look, 1, 1) &&
-           launch(streams, stream, streams->kernels[step->kind], &with_seen.reduce, blocks,
+    return launch(streams, stream, streams->kernels[step->kind], &with_seen.reduce, blocks,
                   THREADS);
 }
 
@@ -178,7 +178,7 @@ static bool measure_grid(struct gpu_streams *streams)
         !GPU_CALL(calls, "cuDeviceGetAttribute",
                   calls->cuda->device_attribute(&processors, HVI_CU_DEVICE_PROCESSORS, device)))
         return false;
-    streams->blocks_max = BLOCKS_EACH * (processors > 0 ? (unsigned)processors : 1u);
+    streams->blocks_max = GPU_STREAM_GRID * (processors > 0 ? (unsigned)processors : 1u);
     return true;
 }
 
@@ -277,12 +277,12 @@ static bool flush(struct gpu_streams *streams, struct gpu_stream *stream, struct
 }
 
 static bool add(struct gpu_streams *streams, struct gpu_stream *stream, struct memops *memops,
-                uint32_t operation, hvi_cu_ptr address, uint64_t value)
+                uint32_t operation, uint32_t flags, hvi_cu_ptr address, uint64_t value)
 {
     if (memops->count == MEMOPS_MAX && !flush(streams, stream, memops))
         return false;
-    memops->ops[memops->count++] =
-        (union hvi_cu_memop){.op = {.operation = operation, .address = address, .value = value}};
+    memops->ops[memops->count++] = (union hvi_cu_memop){
+        .op = {.operation = operation, .address = address, .value = value, .flags = flags}};
     return true;
 }
 
@@ -293,16 +293,17 @@ bool gpu_streams_wait(struct gpu_streams *streams, struct gpu_stream *stream,
 
     memops.count = 0;
     stream->works_before = stream->works;
+    gpu_stream_look_again(stream);
     for (uint32_t i = 0; i < batch->member_count; i++) {
         const struct gpu_member *member = &batch->members[i];
         if (member->fence != 0 &&
             !(member->page != NULL &&
               hvi_fence_is_ready(member->page, member->cell, member->turn)) &&
-            !add(streams, stream, &memops, HVI_CU_MEMOP_WAIT_64,
+            !add(streams, stream, &memops, HVI_CU_MEMOP_WAIT_64, 0,
                  member->fence + offsetof(struct hvi_fence, ready), member->turn))
             return false;
     }
-    return add(streams, stream, &memops, HVI_CU_MEMOP_WRITE_64,
+    return add(streams, stream, &memops, HVI_CU_MEMOP_WRITE_64, HVI_CU_WRITE_NO_BARRIER,
                stream->address + offsetof(struct gpu_words, begun), stream->queued) &&
            flush(streams, stream, &memops);
 }
@@ -312,7 +313,7 @@ bool gpu_streams_mark(struct gpu_streams *streams, struct gpu_stream *stream)
     struct memops memops;
 
     memops.count = 0;
-    return add(streams, stream, &memops, HVI_CU_MEMOP_WRITE_64,
+    return add(streams, stream, &memops, HVI_CU_MEMOP_WRITE_64, 0,
                stream->address + offsetof(struct gpu_words, portions), ++stream->portions) &&
            flush(streams, stream, &memops);
 }
@@ -321,16 +322,19 @@ bool gpu_streams_finish(struct gpu_streams *streams, struct gpu_stream *stream,
                         const struct gpu_batch *batch)
 {
     struct memops memops;
+    uint32_t flags = 0; /* one barrier is enough */
 
     memops.count = 0;
     for (uint32_t i = 0; i < batch->member_count; i++) {
         const struct gpu_member *member = &batch->members[i];
-        if (member->fence != 0 &&
-            !add(streams, stream, &memops, HVI_CU_MEMOP_WRITE_64,
+        if (member->fence == 0)
+            continue;
+        if (!add(streams, stream, &memops, HVI_CU_MEMOP_WRITE_64, flags,
                  member->fence + offsetof(struct hvi_fence, done), member->turn))
             return false;
+        flags = HVI_CU_WRITE_NO_BARRIER;
     }
-    return add(streams, stream, &memops, HVI_CU_MEMOP_WRITE_64,
+    return add(streams, stream, &memops, HVI_CU_MEMOP_WRITE_64, flags,
                stream->address + offsetof(struct gpu_words, finished), stream->queued) &&
            flush(streams, stream, &memops);
 }

@@ -18,6 +18,8 @@
 #define GPU_STREAM_KERNELS (GPU_STEP_ADASUM_BLEND + 1)
 #define GPU_STREAM_STAGING (UINT64_C(64) << 20) /* for what has a communicator */
 #define GPU_STREAM_SCRATCH (UINT64_C(16) << 20) /* for adasums in GPU_STREAM_LOCAL */
+#define GPU_STREAM_GRID                                                                            \
+    8u /* blocks of a large grid for each processor: its registers hold as many, or half of them */
 #define GPU_STREAM_PORTION 128u /* steps of a batch, of which two portions may lie in the stream */
 #define GPU_STREAM_WORKS_MAX                                                                       \
     512u /* things in a stream, behind which no further batch is put: calls would wait (CUDA's queues) */
@@ -32,6 +34,7 @@ struct gpu_stream {
     struct gpu_words *words;
     hvi_cu_ptr address;    /* of .words */
     hvi_cu_ptr seen;       /* a word of the device: what hvd_look has seen */
+    hvi_cu_ptr seen_from;  /* in the batch at hand, since the last step of NCCL's; 0: nothing */
     uint64_t queued;       /* number of the last batch */
     uint64_t portions;     /* of steps of long batches, ever */
     uint32_t works;        /* things in it */
@@ -59,6 +62,11 @@ bool gpu_streams_wait(struct gpu_streams *streams, struct gpu_stream *stream,
                       const struct gpu_batch *batch);
 bool gpu_streams_launch(struct gpu_streams *streams, struct gpu_stream *stream,
                         const struct gpu_step *step);
+/* NCCL's step comes, which may wait for other GPUs: the kernels behind it look again. */
+static inline void gpu_stream_look_again(struct gpu_stream *stream)
+{
+    stream->seen_from = 0;
+}
 /* Behind a portion of steps. */
 bool gpu_streams_mark(struct gpu_streams *streams, struct gpu_stream *stream);
 bool gpu_streams_finish(struct gpu_streams *streams, struct gpu_stream *stream,

@@ -136,9 +136,11 @@ static void run_operations(void *data)
 
 static bool is_sound(const union hvi_cu_memop *op)
 {
-    return (op->op.operation == HVI_CU_MEMOP_WAIT_64 ||
-            op->op.operation == HVI_CU_MEMOP_WRITE_64) &&
-           op->op.flags == 0 && op->op.address % 8 == 0;
+    const bool is_write = op->op.operation == HVI_CU_MEMOP_WRITE_64;
+
+    return (is_write || op->op.operation == HVI_CU_MEMOP_WAIT_64) &&
+           (op->op.flags == 0 || (is_write && op->op.flags == HVI_CU_WRITE_NO_BARRIER)) &&
+           op->op.address % 8 == 0;
 }
 
 static void check_capture(hvi_cu_stream handle)

@@ -13,7 +13,7 @@
 #include "daemon/gpu/kernels/numbers.h"
 
 #define BATCH      4
-#define TILE_BYTES 65536u
+#define TILE_BYTES 16384u
 
 /* What is done to the elements of some vectors. */
 struct job {
@@ -226,17 +226,29 @@ INLINE void reduce(const struct hvd_reduce_args *args, struct place place, int p
 
 /* ---- copies, and what is scaled on the way ---- */
 
-/* Copies cells of SIZE bytes, `at` bytes behind each address. */
+/* Copies cells of SIZE bytes, `at` bytes behind each address: BATCH of them are under way at once. */
 #define DEFINE_COPY(NAME, CELL)                                                                    \
     INLINE void copy_##NAME(const struct job *job, uint64_t at, uint64_t cells,                    \
                             struct share share)                                                    \
     {                                                                                              \
-        LOOP for (uint64_t i = share.first; i < cells; i += share.step)                            \
+        LOOP for (uint64_t i = share.first; i < cells; i += BATCH * share.step)                    \
         {                                                                                          \
-            const uint64_t here = at + i * sizeof(CELL);                                           \
-            const CELL cell = *(const CELL *)(uintptr_t)(job->in[0] + here);                       \
-            LOOP for (uint32_t k = 0; k < job->outs; k++) *                                        \
-                (CELL *)(uintptr_t)(job->out[k] + here) = cell;                                    \
+            CELL cell[BATCH];                                                                      \
+            UNROLL for (uint32_t k = 0; k < BATCH; k++)                                            \
+            {                                                                                      \
+                if (i + k * share.step < cells)                                                    \
+                    cell[k] = *(const CELL *)(uintptr_t)(job->in[0] + at +                         \
+                                                         (i + k * share.step) * sizeof(CELL));     \
+            }                                                                                      \
+            LOOP for (uint32_t out = 0; out < job->outs; out++)                                    \
+            {                                                                                      \
+                UNROLL for (uint32_t k = 0; k < BATCH; k++)                                        \
+                {                                                                                  \
+                    if (i + k * share.step < cells)                                                \
+                        *(CELL *)(uintptr_t)(job->out[out] + at +                                  \
+                                             (i + k * share.step) * sizeof(CELL)) = cell[k];       \
+                }                                                                                  \
+            }                                                                                      \
         }                                                                                          \
     }
 
