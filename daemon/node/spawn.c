@@ -4,6 +4,7 @@
  * descriptors 0..3 and no other: /dev/null, our stdout and stderr, and its end of the link. It is a
  * session of its own, so that a Ctrl-C in the terminal reaches hvdd alone, and nothing ties its
  * life to ours: jobs outlive hvdd. */
+#include "daemon/node/spawn.h"
 #include "daemon/node/node.h"
 #include "daemon/node/unit.h"
 
@@ -105,11 +106,12 @@ int node_spawn_find(struct node *node)
     return HVI_OK;
 }
 
-/* Our environment without what systemd told to us alone. Free the array only. */
-static char **child_environment(void)
+/* Our environment without what systemd told to us alone, and without `unset`, a name, if it is not NULL. Free the array
+ * only. */
+static char **child_environment(const char *unset)
 {
-    static const char *const ours[] = {"NOTIFY_SOCKET=",  "LISTEN_FDS=",    "LISTEN_PID=",
-                                       "LISTEN_FDNAMES=", "WATCHDOG_USEC=", "WATCHDOG_PID="};
+    const char *const ours[] = {"NOTIFY_SOCKET", "LISTEN_FDS",   "LISTEN_PID", "LISTEN_FDNAMES",
+                                "WATCHDOG_USEC", "WATCHDOG_PID", unset};
     size_t count = 0, kept = 0;
     char **copy;
 
@@ -117,9 +119,11 @@ static char **child_environment(void)
         count++;
     copy = calloc(count + 1, sizeof(*copy));
     for (size_t i = 0; copy != NULL && i < count; i++) {
+        size_t length = strcspn(environ[i], "=");
         bool is_ours = false;
-        for (size_t k = 0; k < sizeof(ours) / sizeof(ours[0]); k++)
-            is_ours = is_ours || strncmp(environ[i], ours[k], strlen(ours[k])) == 0;
+        for (size_t k = 0; k < sizeof(ours) / sizeof(ours[0]) && ours[k] != NULL; k++)
+            is_ours =
+                is_ours || (strlen(ours[k]) == length && strncmp(environ[i], ours[k], length) == 0);
         if (!is_ours)
             copy[kept++] = environ[i];
     }
@@ -139,12 +143,27 @@ static int set_attributes(posix_spawnattr_t *attributes)
                                                     POSIX_SPAWN_SETSID);
 }
 
-static int run_program(const char *path, const char *name, int link_fd, pid_t *pid_p)
+static int set_descriptors(posix_spawn_file_actions_t *actions, const struct node_spawn_io *io)
 {
-    char *argv[] = {(char *)(uintptr_t)name, NULL};
+    int error = io->in_fd >= 0
+                    ? posix_spawn_file_actions_adddup2(actions, io->in_fd, 0)
+                    : posix_spawn_file_actions_addopen(actions, 0, "/dev/null", O_RDONLY, 0);
+
+    for (int fd = 1; fd <= 2 && error == 0 && io->out_fd >= 0; fd++)
+        error = posix_spawn_file_actions_adddup2(actions, io->out_fd, fd);
+    if (error == 0 && io->link_fd >= 0)
+        error = posix_spawn_file_actions_adddup2(actions, io->link_fd, LINK_FD);
+    if (error == 0)
+        error = posix_spawn_file_actions_addclosefrom_np(actions, LINK_FD + (io->link_fd >= 0));
+    return error;
+}
+
+int node_spawn_start(const char *path, char *const argv[], const struct node_spawn_io *io,
+                     const char *unset, pid_t *pid_p)
+{
     posix_spawn_file_actions_t actions;
     posix_spawnattr_t attributes;
-    char **environment = child_environment();
+    char **environment = child_environment(unset);
     int error = ENOMEM;
 
     if (environment == NULL)
@@ -153,11 +172,7 @@ static int run_program(const char *path, const char *name, int link_fd, pid_t *p
         goto no_actions;
     if (posix_spawnattr_init(&attributes) != 0)
         goto no_attributes;
-    error = posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
-    if (error == 0)
-        error = posix_spawn_file_actions_adddup2(&actions, link_fd, LINK_FD);
-    if (error == 0)
-        error = posix_spawn_file_actions_addclosefrom_np(&actions, LINK_FD + 1);
+    error = set_descriptors(&actions, io);
     if (error == 0)
         error = set_attributes(&attributes);
     if (error == 0)
@@ -173,13 +188,14 @@ no_actions:
 int node_spawn_program(const char *path, int program_fd, const char *name, int link_fd,
                        pid_t *pid_p)
 {
-    char opened[64];
-    int error = run_program(path, name, link_fd, pid_p);
+    const struct node_spawn_io io = {.in_fd = -1, .out_fd = -1, .link_fd = link_fd};
+    char opened[64], *argv[] = {(char *)(uintptr_t)name, NULL};
+    int error = node_spawn_start(path, argv, &io, NULL, pid_p);
 
     if (error != ENOENT)
         return error;
     snprintf(opened, sizeof(opened), "/proc/%d/fd/%d", (int)getpid(), program_fd);
-    return run_program(opened, name, link_fd, pid_p);
+    return node_spawn_start(opened, argv, &io, NULL, pid_p);
 }
 
 uint64_t node_spawn_region_limit(const struct node *node)
