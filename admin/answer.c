@@ -64,6 +64,7 @@ static void show_daemon(struct answer *answer)
         .gpu_program = daemon->gpu_program,
         .gpu_kernels = daemon->gpu_kernels,
         .gpu_library_path = daemon->gpu_library_path,
+        .gpu_mps = daemon->gpu_mps,
     };
     answer->shown.daemon = &answer->daemon;
 }

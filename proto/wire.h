@@ -564,6 +564,8 @@ struct hvi_daemon_status {
     uint32_t mesh_port; /* 0: it listens for no other nodes */
     /* Of its workers of GPUs; the program "": it starts none. */
     char gpu_program[HVI_WIRE_PATH], gpu_kernels[HVI_WIRE_PATH], gpu_library_path[HVI_WIRE_PATH];
+    /* Of the MPS server that it runs, or why it runs none; "": none is wanted. */
+    char gpu_mps[HVI_WIRE_PATH * 4];
 };
 
 struct hvi_admin_reply {

@@ -643,6 +643,7 @@ static const struct wire_field daemon_fields[] = {
     TEXT(31, hvi_daemon_status, gpu_program, ANY),
     TEXT(32, hvi_daemon_status, gpu_kernels, ANY),
     TEXT(33, hvi_daemon_status, gpu_library_path, ANY),
+    TEXT(34, hvi_daemon_status, gpu_mps, ANY),
 };
 static const struct wire_table daemon_status = TABLE(status_reply, daemon_fields, 0);
 

@@ -312,13 +312,11 @@ static void tell_of_workers(const struct node *node, struct hvi_daemon_status *d
     snprintf(daemon->gpu_kernels, sizeof(daemon->gpu_kernels), "%s", config->gpu_kernels);
     snprintf(daemon->gpu_library_path, sizeof(daemon->gpu_library_path), "%s",
              config->gpu_library_path);
+    node_mps_describe(&node->mps, daemon->gpu_mps, sizeof(daemon->gpu_mps));
 }
 
-static void answer_status(struct node *node, const struct node_asker *asker)
+static void tell_of_daemon(const struct node *node, struct hvi_daemon_status *daemon)
 {
-    struct hvi_admin_reply reply = {.has_daemon = true};
-    struct hvi_daemon_status *daemon = &reply.daemon;
-
     snprintf(daemon->version, sizeof(daemon->version), "%s", HVD_VERSION_TEXT);
     snprintf(daemon->runtime_dir, sizeof(daemon->runtime_dir), "%s", node->rundir.path);
     snprintf(daemon->state, sizeof(daemon->state), "%s",
@@ -334,14 +332,22 @@ static void answer_status(struct node *node, const struct node_asker *asker)
     daemon->log_lost = hvi_log_lost();
     daemon->mesh_port = node->mesh.port;
     tell_of_workers(node, daemon);
+}
+
+static void answer_status(struct node *node, const struct node_asker *asker)
+{
+    struct hvi_admin_reply reply = {.has_daemon = true};
+
+    tell_of_daemon(node, &reply.daemon);
     node_gate_reply(node, asker, &reply);
 }
 
 /* Workers; hvdd does not know the GPUs that have none. */
 static void answer_gpus(struct node *node, const struct node_asker *asker)
 {
-    struct hvi_admin_reply reply = {.status = HVI_OK};
+    struct hvi_admin_reply reply = {.status = HVI_OK, .has_daemon = true};
 
+    tell_of_daemon(node, &reply.daemon);
     if (node_gpu_rows(&node->gpu, &reply) != HVI_OK) {
         node_answer_text(node, asker, HVI_ERR_DAEMON, "hvdd is out of memory");
         return;

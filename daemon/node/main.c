@@ -129,6 +129,24 @@ static int open_rundir(struct node *node)
     return status;
 }
 
+static void mps_ended(void *user)
+{
+    node_stop_check(user);
+}
+
+static void open_gpus(struct node *node)
+{
+    node->mps = (struct node_mps){.event = node->event,
+                                  .config = &node->config,
+                                  .rundir = &node->rundir,
+                                  .private_mode = node->private_mode,
+                                  .ended = mps_ended,
+                                  .user = node};
+    node_mps_open(&node->mps);
+    node_gpu_open(&node->gpu, node->event, &node->config, &node_link_gpu_calls, node,
+                  node->gpu_path, node->attach_path);
+}
+
 static int start(struct node *node)
 {
     int status = HVI_OK;
@@ -150,8 +168,7 @@ static int start(struct node *node)
     if (status == HVI_OK)
         status = node_gate_open(node);
     if (status == HVI_OK)
-        node_gpu_open(&node->gpu, node->event, &node->config, &node_link_gpu_calls, node,
-                      node->gpu_path, node->attach_path);
+        open_gpus(node);
     return status;
 }
 
@@ -162,6 +179,7 @@ static void finish(struct node *node)
                           "hvdd is shutting down and takes no new sessions");
     node_gate_close(node);
     node_gpu_close(&node->gpu);
+    node_mps_close(&node->mps);
     hvi_discard_close(&node->discard);
     node_link_forget_all(node);
     node_jobs_fini(&node->jobs);

@@ -10,6 +10,7 @@
 #include "daemon/node/config.h"
 #include "daemon/node/gpu.h"
 #include "daemon/node/job.h"
+#include "daemon/node/mps.h"
 #include "daemon/node/rundir.h"
 #include "proto/packet.h"
 #include "proto/wire.h"
@@ -178,6 +179,7 @@ struct node {
     struct node_gate gate;
     struct node_mesh mesh;
     struct node_gpu gpu;
+    struct node_mps mps;
     bool ready;  /* said so */
     bool joined; /* --ready-fd has been written to */
     struct node_answer *answers;

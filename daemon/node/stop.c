@@ -96,7 +96,7 @@ void node_stop_check(struct node *node)
         return;
     if (node->gpu.workers != NULL)
         node_gpu_stop_all(&node->gpu, "hvdd shuts down");
-    else
+    else if (!node_mps_stop(&node->mps))
         sd_event_exit(node->event, 0);
 }
 

@@ -48,8 +48,8 @@ class _Rows(NamedTuple):
 
 
 class Daemon(NamedTuple):
-    """hvdd itself. `state`: "running" or "draining". `gpu_program`: of its workers of GPUs; "": it starts none. The other two are
-    options of hvdd's."""
+    """hvdd itself. `state`: "running" or "draining". `gpu_program`: of its workers of GPUs; "": it starts none. The next two are
+    options of hvdd's. `gpu_mps`: of the MPS server that it runs ("pid 7, in DIR"; "none: why"); "": none is wanted."""
     version: _Text
     pid: _I32
     uid: _U32
@@ -66,6 +66,7 @@ class Daemon(NamedTuple):
     gpu_program: _Text
     gpu_kernels: _Text
     gpu_library_path: _Text
+    gpu_mps: _Text
 
 
 class Job(NamedTuple):

@@ -25,7 +25,7 @@ QUARANTINE = [
     ("openssl/*", ["base/seal.c"]),
     ("sodium.h", ["daemon/engine/net/handshake.c", "tools/hvdctl/peer_link.c"]),
     ("systemd/sd-daemon.h", ["daemon/node/notify.c"]),
-    ("systemd/sd-event.h", ["daemon/node/node.h", "base/discard.h", "daemon/node/gpu.h", "daemon/gpu/worker.h", "daemon/gpu/import.h", "daemon/gate/gate.h", "daemon/engine/event/event.h"]),
+    ("systemd/sd-event.h", ["daemon/node/node.h", "base/discard.h", "daemon/node/gpu.h", "daemon/node/mps.h", "daemon/gpu/worker.h", "daemon/gpu/import.h", "daemon/gate/gate.h", "daemon/engine/event/event.h"]),
     ("uthash.h", ["client/ops/names.c", "daemon/node/job.h", "daemon/engine/order/tensor.c"]),
     ("ut*.h", ["base/discard.c", "client/*/*.[ch]", "daemon/*/*.[ch]", "tools/hvdrun/relay.c"]),
     ("mpi.h", ["bench/peers/mpi_bench.c"]),

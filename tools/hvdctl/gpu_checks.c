@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
- * `hvdctl doctor gpu`: a trainer and its worker are two processes on one GPU. Without MPS they take turns on it. */
+ * `hvdctl doctor gpu`: a trainer and its worker are two processes on one GPU. Without MPS they take turns on it. What is
+ * measured has a part in the MPS that hvdd runs, if it runs one. */
 #include "tools/hvdctl/doctor.h"
 
 #include "base/clock.h"
+#include "base/mps.h"
 #include "tools/common/ask.h"
 
 #include <limits.h>
@@ -17,18 +19,39 @@
 /* Where programs with this environment look for the control daemon; whether it is there. */
 static bool find_mps(char *folder_p, size_t size)
 {
-    const char *named = getenv("CUDA_MPS_PIPE_DIRECTORY");
+    const char *named = getenv(HVI_MPS_PIPE_VAR);
     char control[PATH_MAX];
     snprintf(folder_p, size, "%s", named != NULL && named[0] != '\0' ? named : MPS_FOLDER);
     snprintf(control, sizeof control, "%s/control", folder_p);
     return access(control, F_OK) == 0;
 }
 
+/* What hvdd says of an MPS of its own; "": nothing, or there is no hvdd. The checks that follow have a part in it. */
+static void ask_hvdd(const struct ctl *ctl, char *mps_p, size_t size)
+{
+    struct hvd_admin_answer *reply;
+    char why[512], folder[PATH_MAX];
+    mps_p[0] = '\0';
+    if (!ctl_ask_daemon(ctl, &reply, why, sizeof why))
+        return;
+    if (reply != NULL && reply->daemon != NULL) {
+        snprintf(mps_p, size, "%s", reply->daemon->gpu_mps);
+        snprintf(folder, sizeof folder, "%s/" HVI_MPS_PIPES, reply->daemon->runtime_dir);
+    }
+    if (strncmp(mps_p, "pid", 3) == 0)
+        setenv(HVI_MPS_PIPE_VAR, folder, 1);
+    hvd_admin_answer_free(reply);
+}
+
 static void check_mps(const struct ctl *ctl, struct ctl_finding *finding)
 {
-    char folder[200];
-    (void)ctl;
-    if (find_mps(folder, sizeof folder))
+    char folder[200], of_hvdd[200];
+    ask_hvdd(ctl, of_hvdd, sizeof of_hvdd);
+    const bool is_there = find_mps(folder, sizeof folder);
+    if (of_hvdd[0] != '\0')
+        ctl_found(finding, strncmp(of_hvdd, "pid", 3) == 0 ? CTL_CHECK_OK : CTL_CHECK_NOTE,
+                  "hvdd's own: %s", of_hvdd);
+    else if (is_there)
         ctl_found(finding, CTL_CHECK_OK, "a control daemon is in %s", folder);
     else
         ctl_found(finding, CTL_CHECK_OK, "no control daemon in %s: processes take turns on a GPU",
@@ -42,10 +65,8 @@ static void advise(struct ctl_finding *finding)
         ctl_next(finding, "MPS does not take this process: see control.log and server.log of its "
                           "control daemon");
     else
-        ctl_next(finding,
-                 "optional: nvidia-cuda-mps-control -d, before hvdd and the ranks start, of one "
-                 "user and one CUDA_MPS_PIPE_DIRECTORY; a fault of one process then ends all of "
-                 "them on that GPU");
+        ctl_next(finding, "optional: hvdd's option gpu-mps, or hvdrun --gpu-mps, for a hvdd of one "
+                          "user; a fault of one process then ends all of them on that GPU");
 }
 
 static void check_turns(const struct ctl *ctl, struct ctl_finding *finding)

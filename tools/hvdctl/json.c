@@ -89,6 +89,7 @@ void ctl_json_status(const struct ctl *ctl, const struct hvd_admin_answer *reply
     cJSON_AddStringToObject(object, "gpu_program", daemon->gpu_program);
     cJSON_AddStringToObject(object, "gpu_kernels", daemon->gpu_kernels);
     cJSON_AddStringToObject(object, "gpu_library_path", daemon->gpu_library_path);
+    cJSON_AddStringToObject(object, "gpu_mps", daemon->gpu_mps);
     print(ctl, document);
 }
 
@@ -194,6 +195,8 @@ void ctl_json_gpus(const struct ctl *ctl, const struct hvd_admin_answer *reply,
         add_u64(object, "nccl_version", row->nccl_version);
         cJSON_AddStringToObject(object, "nvlink", row->links);
     }
+    if (reply->daemon != NULL)
+        cJSON_AddStringToObject(document, "mps", reply->daemon->gpu_mps);
     add_note(document, reply);
     print(ctl, document);
 }

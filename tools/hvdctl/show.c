@@ -242,6 +242,8 @@ void ctl_show_gpus(const struct ctl *ctl, const struct hvd_admin_answer *reply,
         {"GPU", false}, {"NAME", false},  {"JOB", false},     {"USER", false},
         {"PID", true},  {"STATE", false}, {"IMPORTED", true}, {"STAGING", true},
         {"OWN", true},  {"FREE", true},   {"COMMS", true},    {"NVLINK", false}};
+    if (reply->daemon != NULL && reply->daemon->gpu_mps[0] != '\0')
+        line(ctl, "MPS", "%s", reply->daemon->gpu_mps);
     if (reply->gpu_count == 0) {
         line(ctl, "gpus", "no worker runs; one is started for each GPU of a job that uses it");
         return;

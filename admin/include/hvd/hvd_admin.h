@@ -86,7 +86,7 @@ enum hvd_admin_kind {
     HVD_ADMIN_PROCESS_EXITED = 8, /* a launcher tells how a trainer of its own ended */
     HVD_ADMIN_TRACE = 9,          /* the last ops of a job's ranks: .traces, .spans */
     HVD_ADMIN_NODES = 10,         /* that this one knows: .nodes */
-    HVD_ADMIN_GPUS = 11,          /* those that a worker of hvdd has: .gpus */
+    HVD_ADMIN_GPUS = 11,          /* those that a worker of hvdd has: .gpus, .daemon */
     HVD_ADMIN_LIMITS = 13         /* of users, and what is used of them: .limits */
 };
 
@@ -164,6 +164,8 @@ struct hvd_admin_daemon {
     uint32_t mesh_port;                     /* where other nodes find it; 0: it does not listen */
     const char *gpu_program;                /* of its workers of GPUs; "": it starts none */
     const char *gpu_kernels, *gpu_library_path; /* its options of these names */
+    /* Of the MPS server that it runs: "pid 7, in DIR"; "none: why"; "": none is wanted. */
+    const char *gpu_mps;
 };
 
 struct hvd_admin_job {

@@ -329,7 +329,8 @@ class Daemon:
                            f"{sorted(procs.fds(self.pid).values())}", step=0.02)
         held = {pid: procs.memfds(pid) for pid in procs.with_token(self.token)}
         assert not any(held.values()), f"memfds are still held: {held}"
-        wait_until(lambda: procs.children(self.pid) in ([], [self.gate()]), "hvdd's children to end", step=0.02)
+        wait_until(lambda: all(pid == self.gate() or "mps-control -f" in procs.cmdline(pid) for pid in procs.children(self.pid)),
+                   "hvdd's children to end", step=0.02)
 
     def check_and_stop(self) -> None:
         """The full check of a test's end."""

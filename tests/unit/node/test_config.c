@@ -310,11 +310,12 @@ END_TEST
 START_TEST(only_what_can_change_in_a_running_hvdd_is_marked_for_reload)
 {
     static const char *const restart[] = {
-        "runtime-dir",        "private",     "engine",      "gate",          "engine-socket",
-        "gate-socket",        "admin-mode",  "mesh-listen", "mesh-join",     "rendezvous",
-        "mesh-key",           "port-range",  "interface",   "net-transport", "trusted-networks",
-        "start-timeout",      "gpu-program", "gpu-socket",  "max-admin",     "max-admin-per-user",
-        "admin-rate-per-user"};
+        "runtime-dir",         "private",       "engine",           "gate",
+        "engine-socket",       "gate-socket",   "admin-mode",       "mesh-listen",
+        "mesh-join",           "rendezvous",    "mesh-key",         "port-range",
+        "interface",           "net-transport", "trusted-networks", "start-timeout",
+        "gpu-program",         "gpu-socket",    "max-admin",        "max-admin-per-user",
+        "admin-rate-per-user", "gpu-mps"};
     static const char *const command[] = {"ready-fd", "parent-fd"};
     /* What EngineStart says, an engine hears once. */
     static const char *const later[] = {"threads",    "region-limit", "regions-per-session",
@@ -333,7 +334,7 @@ START_TEST(only_what_can_change_in_a_running_hvdd_is_marked_for_reload)
         ck_assert_int_eq(node_config_find(command[i])->apply, NODE_APPLY_COMMAND);
     for (size_t i = 0; i < node_config_row_count; i++)
         reloads += node_config_rows[i].apply == NODE_APPLY_RELOAD;
-    ck_assert_uint_eq(reloads, node_config_row_count - 37);
+    ck_assert_uint_eq(reloads, node_config_row_count - 38);
 }
 END_TEST
 

@@ -577,6 +577,7 @@ static void fill_daemon(struct hvi_daemon_status *daemon)
     FILL(daemon->state, true);
     FILL(daemon->gpu_program, true);
     FILL(daemon->gpu_library_path, false);
+    FILL(daemon->gpu_mps, true);
 }
 
 static struct hvi_job_row *job_rows(size_t count)

@@ -98,6 +98,7 @@ static struct hvd_admin_daemon hvt_daemon = {
     .gpu_program = "/usr/libexec/hvdd/hvdd-gpu",
     .gpu_kernels = "",
     .gpu_library_path = "/opt/site-packages",
+    .gpu_mps = "pid 7, in /run/hvdd/mps",
 };
 
 static struct hvd_admin_answer hvt_reply = {

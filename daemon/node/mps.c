@@ -1,0 +1,499 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * An MPS control daemon (NVIDIA's nvidia-cuda-mps-control) of hvdd's own, where gpu-mps asks for it (ADR 0028):
+ *
+ *   none ── node_mps_open ──► running ── its process ends ──► waiting ── back-off ──► running
+ *                                └──── node_mps_stop: "quit", SIGKILL after 2.5 s ──► none
+ *
+ * CUDA looks for it once, when a process makes its first call, and goes on without it where it is not there. So hvdd waits for
+ * its socket before it is ready itself: the ranks of a hvdrun find it, and so do workers.
+ *
+ * It has a session of its own, and outlives a hvdd that is killed, as workers do, which would lose their GPU with it. The
+ * next hvdd finds it by the file mps.pid. The servers that it starts are in its session, and are killed with what is left of
+ * it. The end of one is the end of every CUDA context that it serves; hvdd can only say so. */
+#include "daemon/node/mps.h"
+
+#include "base/clock.h"
+#include "base/fate.h"
+#include "base/log.h"
+#include "base/mps.h"
+#include "daemon/node/spawn.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/mman.h>
+#include <sys/pidfd.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define READY_NS         (3 * HVI_NS_SEC) /* for its socket to be there */
+#define READY_LOOK_MS    5
+#define QUIT             "quit -t 1\n" /* clients that are left get 1 s */
+#define QUIT_NS          (2500 * HVI_NS_MS)
+#define BACKOFF_LEAST_NS (100 * HVI_NS_MS)
+#define BACKOFF_MOST_NS  (5 * HVI_NS_SEC)
+#define STEADY_NS        (10 * HVI_NS_SEC) /* one that has lived so long is started again at once */
+#define SOCKET           HVI_MPS_PIPES "/control"
+#define LONGEST          HVI_MPS_PIPES "/nvidia-cuda-mps-control.lock" /* no name of its is longer */
+#define OUTPUT           HVI_MPS_LOGS "/output"
+#define CONTROL_LOG      HVI_MPS_LOGS "/control.log"
+#define DEVICES_VAR      "CUDA_VISIBLE_DEVICES"
+
+static int start(struct node_mps *mps);
+
+/* ---- its files ---- */
+
+static void file_path(const struct node_mps *mps, const char *name, char path_p[HVI_WIRE_PATH * 2])
+{
+    snprintf(path_p, HVI_WIRE_PATH * 2, "%s/%s", mps->rundir->path, name);
+}
+
+static bool listens(const struct node_mps *mps)
+{
+    char path[HVI_WIRE_PATH * 2];
+
+    file_path(mps, SOCKET, path);
+    return access(path, F_OK) == 0;
+}
+
+static void write_pid(const struct node_mps *mps)
+{
+    char path[HVI_WIRE_PATH * 2];
+    FILE *file;
+
+    file_path(mps, HVI_MPS_PID, path);
+    file = fopen(path, "we");
+    if (file == NULL)
+        return; /* the next hvdd starts another one */
+    fprintf(file, "%d\n", (int)mps->pid);
+    fclose(file);
+}
+
+/* The last line of a file as it can stand in quotes; "": it has none. */
+static void last_line(const struct node_mps *mps, const char *name, char *line_p, size_t size)
+{
+    char path[HVI_WIRE_PATH * 2], *newline;
+    ssize_t length = -1;
+    struct stat info;
+    int fd;
+
+    file_path(mps, name, path);
+    fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd >= 0 && fstat(fd, &info) == 0)
+        length = pread(fd, line_p, size - 1,
+                       info.st_size >= (off_t)size ? info.st_size - (off_t)size + 1 : 0);
+    if (fd >= 0)
+        close(fd);
+    while (length > 0 && line_p[length - 1] == '\n')
+        length--;
+    line_p[length > 0 ? length : 0] = '\0';
+    newline = strrchr(line_p, '\n');
+    if (newline != NULL)
+        memmove(line_p, newline + 1, strlen(newline));
+    for (char *at = line_p; *at != '\0'; at++)
+        *at = *at == '"' || iscntrl((unsigned char)*at) || !isascii(*at) ? ' ' : *at;
+}
+
+/* What it has said last, in its log or else as a program. */
+static void last_words(const struct node_mps *mps, char *words_p, size_t size)
+{
+    last_line(mps, CONTROL_LOG, words_p, size);
+    if (words_p[0] == '\0')
+        last_line(mps, OUTPUT, words_p, size);
+}
+
+/* ---- its end ---- */
+
+static void forget(struct node_mps *mps)
+{
+    char path[HVI_WIRE_PATH * 2];
+
+    mps->exit = sd_event_source_disable_unref(mps->exit);
+    mps->late = sd_event_source_disable_unref(mps->late);
+    if (mps->pidfd >= 0)
+        close(mps->pidfd);
+    mps->pidfd = -1;
+    mps->pid = 0;
+    file_path(mps, SOCKET, path);
+    unlink(path); /* nothing listens there */
+}
+
+static int on_again(sd_event_source *source, uint64_t usec, void *user)
+{
+    struct node_mps *mps = user;
+
+    (void)source, (void)usec;
+    mps->again = sd_event_source_disable_unref(mps->again);
+    start(mps);
+    return 0;
+}
+
+static void start_later(struct node_mps *mps)
+{
+    uint64_t delay_ns;
+
+    if (hvi_clock_ns() - mps->started_ns >= STEADY_NS)
+        mps->backoff_ns = 0;
+    delay_ns = mps->backoff_ns;
+    mps->backoff_ns = delay_ns == 0 ? BACKOFF_LEAST_NS : delay_ns * 2;
+    if (mps->backoff_ns > BACKOFF_MOST_NS)
+        mps->backoff_ns = BACKOFF_MOST_NS;
+    if (sd_event_add_time_relative(mps->event, &mps->again, CLOCK_MONOTONIC, delay_ns / 1000, 1,
+                                   on_again, mps) < 0)
+        HVI_LOG(HVI_LOG_ERROR, "mps", "no-mps", "MPS is not started again: no memory for a timer",
+                "");
+}
+
+static void gone(struct node_mps *mps, const char *fate)
+{
+    char sentence[300], words[200];
+    bool expected = mps->ending;
+
+    last_words(mps, words, sizeof(words));
+    snprintf(sentence, sizeof(sentence), "MPS %s%s", fate,
+             expected ? "" : " and is started again; CUDA fails in every process that was in it");
+    HVI_LOG(expected ? HVI_LOG_INFO : HVI_LOG_WARN, "mps", "mps-ended", sentence,
+            "pid=%d said=\"%s\"", (int)mps->pid, words);
+    forget(mps);
+    if (expected)
+        mps->ended(mps->user);
+    else
+        start_later(mps);
+}
+
+static int on_exit_of_child(sd_event_source *source, const siginfo_t *info, void *user)
+{
+    struct node_mps *mps = user;
+    char text[128];
+
+    (void)source;
+    kill(-mps->pid, SIGKILL); /* its servers; the number is its own until it is waited for */
+    hvi_fate_describe(hvi_fate_from_child(info), text, sizeof(text));
+    gone(mps, text);
+    return 0;
+}
+
+static int on_exit_of_stranger(sd_event_source *source, int fd, uint32_t events, void *user)
+{
+    struct node_mps *mps = user;
+    char text[128];
+
+    (void)source, (void)events;
+    hvi_fate_describe(hvi_fate_of_gone(mps->pid, fd), text, sizeof(text));
+    gone(mps, text);
+    return 0;
+}
+
+/* With its servers. */
+static void kill_all(const struct node_mps *mps)
+{
+    kill(-mps->pid, SIGKILL);
+    pidfd_send_signal(mps->pidfd, SIGKILL, NULL, 0);
+}
+
+static int on_late(sd_event_source *source, uint64_t usec, void *user)
+{
+    struct node_mps *mps = user;
+
+    (void)source, (void)usec;
+    HVI_LOG(HVI_LOG_WARN, "mps", "mps-killed", "MPS has not ended 2.5 s after \"quit\"", "pid=%d",
+            (int)mps->pid);
+    kill_all(mps);
+    return 0;
+}
+
+static int on_quit(sd_event_source *source, const siginfo_t *info, void *user)
+{
+    struct node_mps *mps = user;
+
+    (void)source, (void)info;
+    mps->quit = sd_event_source_disable_unref(mps->quit);
+    mps->quitting = 0;
+    return 0;
+}
+
+/* The program without options sends what it reads to the daemon. False: it cannot be told. */
+static bool tell_to_quit(struct node_mps *mps)
+{
+    char *argv[] = {(char *)(uintptr_t)HVI_MPS_PROGRAM, NULL};
+    struct node_spawn_io io = {.out_fd = open("/dev/null", O_WRONLY | O_CLOEXEC), .link_fd = -1};
+    int error = EIO;
+
+    io.in_fd = memfd_create("hvdd-mps-quit", MFD_CLOEXEC);
+    if (io.in_fd >= 0 && write(io.in_fd, QUIT, strlen(QUIT)) == (ssize_t)strlen(QUIT) &&
+        lseek(io.in_fd, 0, SEEK_SET) == 0)
+        error = node_spawn_start(mps->program, argv, &io, NULL, &mps->quitting);
+    if (io.in_fd >= 0)
+        close(io.in_fd);
+    if (io.out_fd >= 0)
+        close(io.out_fd);
+    return error == 0 &&
+           sd_event_add_child(mps->event, &mps->quit, mps->quitting, WEXITED, on_quit, mps) >= 0;
+}
+
+bool node_mps_stop(struct node_mps *mps)
+{
+    mps->again = sd_event_source_disable_unref(mps->again);
+    if (mps->pid == 0)
+        return false;
+    if (mps->ending)
+        return true;
+    mps->ending = true;
+    if (!tell_to_quit(mps) || sd_event_add_time_relative(mps->event, &mps->late, CLOCK_MONOTONIC,
+                                                         QUIT_NS / 1000, 1, on_late, mps) < 0)
+        kill_all(mps);
+    return true;
+}
+
+void node_mps_close(struct node_mps *mps)
+{
+    if (!mps->on)
+        return;
+    mps->again = sd_event_source_disable_unref(mps->again);
+    mps->quit = sd_event_source_disable_unref(mps->quit);
+    if (mps->quitting > 0) {
+        kill(mps->quitting, SIGKILL);
+        waitpid(mps->quitting, NULL, 0);
+    }
+    if (mps->pid != 0) {
+        kill_all(mps);
+        /* One of an earlier hvdd is not ours to wait for, and this returns at once. */
+        waitid(P_PIDFD, (id_t)mps->pidfd, &(siginfo_t){0}, WEXITED);
+        forget(mps);
+    }
+    hvi_mps_remove(mps->rundir->path);
+    mps->on = false;
+}
+
+/* ---- its start ---- */
+
+static int watch(struct node_mps *mps)
+{
+    mps->pidfd = hvi_pidfd_open(mps->pid);
+    if (mps->pidfd < 0)
+        return -errno;
+    if (mps->child)
+        return sd_event_add_child_pidfd(mps->event, &mps->exit, mps->pidfd, WEXITED,
+                                        on_exit_of_child, mps);
+    return sd_event_add_io(mps->event, &mps->exit, mps->pidfd, EPOLLIN, on_exit_of_stranger, mps);
+}
+
+/* A server renumbers the GPUs that it sees, and its clients would count again: so numbers are for clients alone. UUIDs mean the
+ * same to both. */
+static const char *hidden_variable(void)
+{
+    const char *devices = getenv(DEVICES_VAR);
+
+    return devices != NULL && isdigit((unsigned char)devices[0]) ? DEVICES_VAR : NULL;
+}
+
+static int spawn(struct node_mps *mps)
+{
+    char *argv[] = {(char *)(uintptr_t)HVI_MPS_PROGRAM, (char *)(uintptr_t) "-f", NULL};
+    struct node_spawn_io io = {.in_fd = -1, .link_fd = -1};
+    char path[HVI_WIRE_PATH * 2];
+    int error;
+
+    file_path(mps, OUTPUT, path);
+    io.out_fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+    if (io.out_fd < 0)
+        return -errno;
+    error = node_spawn_start(mps->program, argv, &io, hidden_variable(), &mps->pid);
+    close(io.out_fd);
+    if (error != 0)
+        mps->pid = 0;
+    return -error;
+}
+
+/* 0, or a negative errno after logging; then it is tried again later. A hvdd that is killed before it has written the pid
+ * leaves a daemon that no hvdd knows. */
+static int start(struct node_mps *mps)
+{
+    int r;
+
+    mps->started_ns = hvi_clock_ns();
+    mps->child = true;
+    r = spawn(mps);
+    if (r == 0) {
+        write_pid(mps);
+        r = watch(mps);
+    }
+    if (r >= 0) {
+        HVI_LOG(HVI_LOG_INFO, "mps", "mps-started", "MPS was started",
+                "pid=%d program=%s dir=%s/%s", (int)mps->pid, mps->program, mps->rundir->path,
+                HVI_MPS_PIPES);
+        return 0;
+    }
+    HVI_LOG(HVI_LOG_ERROR, "mps", "no-mps", "cannot start MPS", "path=%s error=\"%s\"",
+            mps->program, strerror(-r));
+    if (mps->pid > 0) {
+        kill(-mps->pid, SIGKILL);
+        waitpid(mps->pid, NULL, 0);
+    }
+    forget(mps);
+    start_later(mps);
+    return r;
+}
+
+/* Until it listens, has ended, or READY_NS are over. Before hvdd's loop runs. */
+static void await_socket(const struct node_mps *mps)
+{
+    struct pollfd ended = {.fd = mps->pidfd, .events = POLLIN};
+    uint64_t deadline_ns = hvi_deadline_after(READY_NS);
+
+    while (!listens(mps) && !hvi_deadline_passed(deadline_ns))
+        if (poll(&ended, 1, READY_LOOK_MS) != 0)
+            return;
+    if (!listens(mps))
+        HVI_LOG(
+            HVI_LOG_WARN, "mps", "mps-slow",
+            "MPS does not listen after 3 s; processes that use a GPU before it does have no part "
+            "in it",
+            "pid=%d", (int)mps->pid);
+}
+
+/* ---- whether there may be one ---- */
+
+static bool is_program(const char *folder, size_t length, char *path_p, size_t size)
+{
+    struct stat info;
+
+    if (length == 0 || folder[0] != '/' ||
+        snprintf(path_p, size, "%.*s/%s", (int)length, folder, HVI_MPS_PROGRAM) >= (int)size)
+        return false;
+    return stat(path_p, &info) == 0 && S_ISREG(info.st_mode) && access(path_p, X_OK) == 0;
+}
+
+static bool find_program(char *path_p, size_t size)
+{
+    static const char *const folders[] = {"/usr/bin", "/usr/local/nvidia/bin"};
+    const char *at = getenv("PATH");
+
+    for (size_t length; at != NULL && *at != '\0'; at += length + (at[length] == ':')) {
+        length = strcspn(at, ":");
+        if (is_program(at, length, path_p, size))
+            return true;
+    }
+    for (size_t i = 0; i < sizeof(folders) / sizeof(folders[0]); i++)
+        if (is_program(folders[i], strlen(folders[i]), path_p, size))
+            return true;
+    return false;
+}
+
+/* Why there can be none; NULL: nothing stands against it. */
+static const char *obstacle(struct node_mps *mps)
+{
+    char path[HVI_WIRE_PATH];
+
+    if (!mps->private_mode)
+        return "this hvdd serves several users, and an MPS server one at a time; a private hvdd "
+               "may have one, as hvdrun starts it";
+    if (mps->config->gpu == 0)
+        return "hvdd starts no workers for GPUs (gpu = no)";
+    if (mps->config->gpu_socket[0] != '\0')
+        return "workers are started by their unit (gpu-socket), which hvdd cannot tell where MPS "
+               "is; leave gpu-socket out";
+    if (!node_rundir_socket_path(mps->rundir, LONGEST, path, sizeof(path)))
+        return "the path of its sockets would be too long; choose a shorter runtime-dir";
+    if (!find_program(mps->program, sizeof(mps->program)))
+        return HVI_MPS_PROGRAM
+            " is neither in PATH nor in /usr/bin nor in /usr/local/nvidia/bin; "
+            "install what NVIDIA's driver has it in, or put its folder into PATH";
+    return NULL;
+}
+
+/* For all that hvdd starts. Who has named a folder for its log wants to keep that. */
+static bool set_variables(const struct node_mps *mps)
+{
+    char pipes[HVI_WIRE_PATH * 2], logs[HVI_WIRE_PATH * 2];
+
+    file_path(mps, HVI_MPS_PIPES, pipes);
+    file_path(mps, HVI_MPS_LOGS, logs);
+    return setenv(HVI_MPS_PIPE_VAR, pipes, 1) == 0 && setenv(HVI_MPS_LOG_VAR, logs, 0) == 0;
+}
+
+/* The file of the pid says whose the folders are (base/mps.h). False, with mps->why. */
+static bool make_folders(struct node_mps *mps)
+{
+    char pipes[HVI_WIRE_PATH * 2], logs[HVI_WIRE_PATH * 2];
+
+    file_path(mps, HVI_MPS_PIPES, pipes);
+    file_path(mps, HVI_MPS_LOGS, logs);
+    if (mkdir(pipes, 0700) != 0 || mkdir(logs, 0700) != 0) {
+        snprintf(mps->why, sizeof(mps->why),
+                 "cannot make the folders " HVI_MPS_PIPES " and " HVI_MPS_LOGS " in %s: %s",
+                 mps->rundir->path, strerror(errno));
+        return false;
+    }
+    write_pid(mps);
+    return set_variables(mps);
+}
+
+/* That of a hvdd which was killed: its workers may live. */
+static bool take_over(struct node_mps *mps)
+{
+    mps->pid = hvi_mps_find(mps->rundir->path);
+    mps->on = mps->pid != 0 && find_program(mps->program, sizeof(mps->program)) &&
+              watch(mps) >= 0 && set_variables(mps);
+    if (mps->on) {
+        HVI_LOG(HVI_LOG_INFO, "mps", "mps-kept", "MPS of an earlier hvdd goes on",
+                "pid=%d dir=%s/%s", (int)mps->pid, mps->rundir->path, HVI_MPS_PIPES);
+        return true;
+    }
+    hvi_mps_remove(mps->rundir->path);
+    if (mps->pid != 0)
+        forget(mps);
+    return false;
+}
+
+/* What it has said is gone with its folders, so the sentence has it. */
+static void give_up(struct node_mps *mps)
+{
+    char words[200];
+
+    last_words(mps, words, sizeof(words));
+    snprintf(mps->why, sizeof(mps->why), "%s has ended at its start%s%s", mps->program,
+             words[0] != '\0' ? ": " : "", words);
+    unsetenv(HVI_MPS_PIPE_VAR);
+    node_mps_close(mps);
+}
+
+void node_mps_open(struct node_mps *mps)
+{
+    struct pollfd ended = {.events = POLLIN};
+    const char *why;
+
+    mps->pidfd = -1;
+    if ((mps->private_mode && take_over(mps)) || mps->config->gpu_mps <= 0)
+        return;
+    why = obstacle(mps);
+    snprintf(mps->why, sizeof(mps->why), "%s", why != NULL ? why : "");
+    if (why == NULL && make_folders(mps)) {
+        mps->on = true;
+        if (start(mps) == 0)
+            await_socket(mps);
+        ended.fd = mps->pidfd;
+        if (mps->pid == 0 || poll(&ended, 1, 0) != 0)
+            give_up(mps);
+    }
+    if (mps->why[0] != '\0')
+        HVI_LOG(HVI_LOG_WARN, "mps", "no-mps", "gpu-mps: there is no MPS, and jobs run without it",
+                "why=\"%s\"", mps->why);
+}
+
+void node_mps_describe(const struct node_mps *mps, char *text_p, size_t text_size)
+{
+    if (mps->pid != 0)
+        snprintf(text_p, text_size, "pid %d, in %s/%s", (int)mps->pid, mps->rundir->path,
+                 HVI_MPS_PIPES);
+    else if (mps->on)
+        snprintf(text_p, text_size, "none: it has ended, and is about to be started again");
+    else
+        snprintf(text_p, text_size, "%s%s", mps->why[0] != '\0' ? "none: " : "", mps->why);
+}

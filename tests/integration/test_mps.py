@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""gpu-mps: hvdd runs an MPS server, here a stand-in. What MPS does to kernels only a GPU can say. One that hangs: test_mps_hangs.py."""
+import os
+import signal
+
+import pytest
+
+from hvt import Daemon, arith, as_service, mps, procs, wait_until
+from hvt.gpu import REAL, GpuDaemon, gpus
+from hvt.job import Job
+
+pytestmark = pytest.mark.skipif(REAL or os.path.exists("/usr/bin/nvidia-cuda-mps-control"), reason="has a stand-in for MPS")
+INT32 = arith.DTYPES["int32"]
+
+
+def reduce_once(daemon: GpuDaemon) -> int:
+    """A job with an op on a GPU; the pid of its worker."""
+    job = Job(daemon, 2)
+    inputs = [arith.pack(INT32, [rank]) for rank in range(2)]
+    for outcome in job.run("allreduce", dtype="int32", dims=[1], data=inputs, reduce_op="sum", memory="device", each={"gpu": [0, 0]}):
+        assert outcome.ok, outcome
+    worker = daemon.worker()
+    job.close()
+    return worker
+
+
+def told(daemon: GpuDaemon) -> str:
+    """What hvdctl says of MPS."""
+    return daemon.ctl.json("gpus")["mps"]
+
+
+def test_workers_have_a_part_in_the_mps_of_a_hvdd_and_no_device_setting_reaches_it():
+    environment = mps.ENVIRONMENT | {"CUDA_VISIBLE_DEVICES": "0"}
+    with gpus("devices=1", gpu_mps="yes", environment=environment) as daemon:
+        pid = mps.control(daemon.token)
+        worker = reduce_once(daemon)
+        assert mps.variables(worker)["CUDA_MPS_PIPE_DIRECTORY"] == f"{daemon.address}/mps"
+        assert (daemon.address / "mps-log/control.log").read_text() == "devices: all\n"
+        assert told(daemon) == f"pid {pid}, in {daemon.address}/mps"
+        assert told(daemon) in daemon.ctl.run("gpus").stdout
+        checks = {row["check"]: row for row in daemon.ctl.json("doctor", "gpu")["checks"]}
+        assert checks["MPS"]["value"] == f"hvdd's own: {told(daemon)}" and "kernel takes" in checks["turns on the GPU"]["value"]
+        assert (daemon.address / "mps").stat().st_mode & 0o777 == 0o700
+
+
+def test_one_that_ends_is_started_again_and_one_outlives_a_hvdd_that_is_killed():
+    with gpus("devices=1", gpu_mps="yes", environment=mps.ENVIRONMENT) as daemon:
+        first, servers = mps.control(daemon.token), mps.servers(daemon.token)
+        os.kill(first, signal.SIGKILL)
+        line = daemon.expect_line("mps-ended", "was killed by signal 9 (SIGKILL) and is started again")
+        assert 'said="devices: all"' in line.raw
+        second = mps.control(daemon.token)
+        wait_until(lambda: second in procs.children(daemon.pid) and not set(servers) & set(mps.servers(daemon.token)),
+                   "the servers of the first to end")
+        daemon.kill()
+        daemon.start()
+        assert daemon.lines("mps-kept") and told(daemon) == f"pid {second}, in {daemon.address}/mps"
+        reduce_once(daemon)
+        assert mps.control(daemon.token) == second
+
+
+def test_where_there_can_be_none_a_sentence_says_so_and_the_job_runs(tmp_path):
+    cases = [({"PATH": str(tmp_path)}, "is neither in PATH nor in /usr/bin"),
+             (mps.ENVIRONMENT | {"FAKEMPS": "ends"}, "has ended at its start: there is no  GPU  here")]
+    for environment, why in cases:
+        with gpus("devices=1", "no-mps", gpu_mps="yes", environment=environment) as daemon:
+            assert why in daemon.expect_line("no-mps").raw
+            assert told(daemon).startswith("none: ") and why in told(daemon)
+            assert "CUDA_MPS_PIPE_DIRECTORY" not in mps.variables(reduce_once(daemon))
+
+
+def test_a_folder_that_is_not_hvdds_is_left_alone():
+    daemon = GpuDaemon("devices=1", options={"gpu-mps": "yes"})
+    daemon.environment |= mps.ENVIRONMENT
+    control = daemon.address / "mps/control"
+    daemon.address.mkdir(0o700)
+    control.parent.mkdir()
+    control.touch()
+    with daemon:
+        daemon.expect_line("no-mps", "cannot make the folders mps and mps-log")
+        control.unlink()
+        control.parent.rmdir()
+
+
+def test_a_hvdd_of_several_users_has_none():
+    with Daemon(options={"private": "no", "gpu-mps": "yes"}, user=as_service(), folder_mode=0o777) as daemon:
+        daemon.expect_line("no-mps", "this hvdd serves several users")

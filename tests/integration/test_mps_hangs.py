@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An MPS that does not end when it is told to, here a stand-in."""
+import os
+import time
+
+import pytest
+
+from hvt import mps, scaled
+from hvt.gpu import REAL, gpus
+
+pytestmark = pytest.mark.skipif(REAL or os.path.exists("/usr/bin/nvidia-cuda-mps-control"), reason="has a stand-in for MPS")
+
+
+def test_one_that_does_not_quit_is_killed_and_hvdd_ends_in_time():
+    with gpus("devices=1", "mps-killed", gpu_mps="yes", environment=mps.ENVIRONMENT | {"FAKEMPS": "deaf"}) as daemon:
+        mps.control(daemon.token)
+        begin = time.monotonic()
+        assert daemon.terminate() == 0
+        assert time.monotonic() - begin < scaled(5)
+        assert daemon.lines("mps-killed")
