@@ -112,7 +112,7 @@ struct hvi_launch_start {
     char hvdd[4096];
     char log_level[16];
     uint64_t start_timeout_ns, grace_ns;
-    bool verbose, bind_to_core;
+    bool verbose, bind_to_core, gpu_mps;
     uint64_t call_bytes, silence_ns;
     uint32_t exports; /* settings that begin with HOROVOD_; no more than there are */
     char mesh_listen[320], mesh_join[320], mesh_key[256];

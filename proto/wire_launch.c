@@ -110,6 +110,7 @@ static const struct wire_field start_fields[] = {
     TEXT(20, hvi_launch_start, mesh_listen, ANY),
     TEXT(21, hvi_launch_start, mesh_join, ANY),
     TEXT(22, hvi_launch_start, mesh_key, ANY),
+    FLAG(23, hvi_launch_start, gpu_mps),
 };
 static const struct wire_table start = TABLE(launch_start, start_fields, 0);
 

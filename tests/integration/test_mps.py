@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """gpu-mps: hvdd runs an MPS server, here a stand-in. What MPS does to kernels only a GPU can say. One that hangs: test_mps_hangs.py."""
 import os
+import re
 import signal
 
 import pytest
 
 from hvt import Daemon, arith, as_service, mps, procs, wait_until
-from hvt.gpu import REAL, GpuDaemon, gpus
+from hvt.gpu import FAKE, REAL, GpuDaemon, gpus
 from hvt.job import Job
+from hvt.launcher import Launcher
 
 pytestmark = pytest.mark.skipif(REAL or os.path.exists("/usr/bin/nvidia-cuda-mps-control"), reason="has a stand-in for MPS")
 INT32 = arith.DTYPES["int32"]
@@ -85,3 +87,36 @@ def test_a_folder_that_is_not_hvdds_is_left_alone():
 def test_a_hvdd_of_several_users_has_none():
     with Daemon(options={"private": "no", "gpu-mps": "yes"}, user=as_service(), folder_mode=0o777) as daemon:
         daemon.expect_line("no-mps", "this hvdd serves several users")
+
+
+# ---- hvdrun ----
+
+
+@pytest.fixture(name="launcher")
+def _launcher():
+    running = Launcher()
+    running.environment |= mps.ENVIRONMENT | {"LD_LIBRARY_PATH": str(FAKE)}
+    try:
+        yield running
+        running.check_gone()
+    finally:
+        running.sweep()
+
+
+def test_ranks_of_hvdrun_have_a_part_in_it_and_enough_connections(launcher):
+    script = "echo $HVD_ADDRESS $CUDA_MPS_PIPE_DIRECTORY $CUDA_DEVICE_MAX_CONNECTIONS"
+    done = launcher.run("-np", "2", "--gpu-mps", "sh", "-c", script)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    assert len(re.findall(r"^\[[01]\]<stdout>:(\S+) \1/mps 8$", done.stdout, re.MULTILINE)) == 2, done.stdout
+    done = launcher.run("-np", "1", "--gpu-mps", "sh", "-c", script, environment={"CUDA_DEVICE_MAX_CONNECTIONS": "3"})
+    assert done.stdout.endswith("/mps 3\n")
+
+
+def test_nothing_of_it_is_left_by_a_hvdd_of_hvdruns_that_is_killed(launcher):
+    process = launcher.start("-np", "1", "--gpu-mps", "sleep", "100")
+    mps.control(launcher.token)
+    wait_until(lambda: "sleep 100" in launcher.processes().values(), "the rank")
+    hvdd = next(pid for pid, line in launcher.processes().items() if "--gpu-mps=yes" in line)
+    os.kill(hvdd, signal.SIGKILL)
+    process.terminate()
+    process.communicate(timeout=20)

@@ -179,6 +179,7 @@ static const char *take_options(struct agent *agent)
         .grace_ns = start->grace_ns,
         .verbose = start->verbose,
         .bind_to_core = start->bind_to_core,
+        .gpu_mps = start->gpu_mps,
     };
     if (agent->command == NULL || agent->environment == NULL || agent->settings == NULL)
         return "out of memory";

@@ -2,6 +2,7 @@
 #include "tools/hvdrun/daemon.h"
 
 #include "base/clock.h"
+#include "base/mps.h"
 #include "base/status.h"
 #include "tools/common/mesh_key.h"
 
@@ -58,7 +59,7 @@ static int make_dir(struct run_guard *guard, struct run_daemon *daemon, char *te
     return HVI_ERR_LIMIT;
 }
 
-/* Flat: hvdd keeps no directories in there. Anything else than our own name is left alone. */
+/* Flat, but for what a hvdd that was killed leaves of its MPS. Anything else than our own name is left alone. */
 void run_daemon_remove_dir(const char *dir)
 {
     if (strstr(dir, "/hvdrun-") == NULL)
@@ -66,6 +67,7 @@ void run_daemon_remove_dir(const char *dir)
     DIR *stream = opendir(dir);
     if (stream == NULL)
         return;
+    hvi_mps_remove(dir);
     const struct dirent *entry;
     while ((entry = readdir(stream)) != NULL)
         if (entry->d_name[0] != '.' || strlen(entry->d_name) > 2)
@@ -120,6 +122,8 @@ static void make_arguments(const struct run_daemon_plan *how, const char *progra
     add(out, "--ready-fd", out->numbers[0]);
     add(out, "--parent-fd", out->numbers[1]);
     add(out, "--log-level", options->log_level != NULL ? options->log_level : "warning");
+    if (options->gpu_mps)
+        add(out, "--gpu-mps=yes", NULL);
     if (how->mesh.listen != NULL)
         add(out, "--mesh-listen", how->mesh.listen);
     if (how->mesh.join != NULL)

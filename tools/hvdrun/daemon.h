@@ -39,7 +39,7 @@ uint32_t run_daemon_mesh_port(const struct run_daemon *daemon);
 /* Ends it (SIGTERM, then SIGKILL after 5 s) and removes the directory. Harmless on one that never
  * started. */
 void run_daemon_stop(struct run_daemon *daemon);
-/* Removes the directory and the sockets in it. */
+/* Removes the directory and the sockets in it, and ends an MPS that a hvdd which was killed has left. */
 void run_daemon_remove_dir(const char *dir);
 
 #endif

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tools/hvdrun/start.h"
 
+#include "base/mps.h"
+
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -8,6 +10,7 @@
 #include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -15,6 +18,8 @@
 #define SETTINGS_MAX     (40 + 2 * RUN_EXPORTS_MAX + RUN_VARIABLES_MAX)
 #define PIPE_BYTES       (256 * 1024)
 #define PIPE_BYTES_RANKS 32 /* with more ranks, large pipes would use up the user's pipe budget */
+#define CONNECTIONS_VAR  "CUDA_DEVICE_MAX_CONNECTIONS"
+#define CONNECTIONS      "8"
 
 struct settings {
     char texts[SETTINGS_MAX][256];
@@ -78,6 +83,20 @@ static void identity_for_torch(const struct run_node_plan *plan, int index,
     set(settings, "MASTER_PORT=%d", plan->master_port);
 }
 
+/* Where the hvdd has an MPS of its own, ranks have to be in it, as its workers are. A client of MPS gets 2 connections to a
+ * GPU unless it asks for more, and streams that wait would share them. CUDA gives CONNECTIONS without MPS; all clients share
+ * one pool, so it is no more here. */
+static void place_for_mps(const struct run_node *node, struct settings *settings)
+{
+    char path[HVD_ADMIN_DIR_MAX + 32];
+    snprintf(path, sizeof path, "%s/" HVI_MPS_PIPES "/control", node->address);
+    if (access(path, F_OK) != 0)
+        return;
+    set(settings, HVI_MPS_PIPE_VAR "=%s/" HVI_MPS_PIPES, node->address);
+    if (getenv(CONNECTIONS_VAR) == NULL)
+        set(settings, CONNECTIONS_VAR "=" CONNECTIONS);
+}
+
 /* What was asked for on the command line wins over an HVD_X that was inherited. */
 static void options_of(const struct run_options *options, struct settings *settings)
 {
@@ -108,6 +127,7 @@ static void make_settings(const struct run_node *node, int index, int result_fd,
         set(settings_p, "HVD_RUN_CALL=/proc/self/fd/%d", plan->call_fd);
         set(settings_p, "HVD_RUN_RESULT=%d", result_fd);
     }
+    place_for_mps(node, settings_p);
     options_of(plan->options, settings_p);
 }
 

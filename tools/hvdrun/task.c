@@ -143,6 +143,7 @@ static void fill(const struct run_task *task, struct hvi_launch_start *start)
     start->silence_ns = options->silence_ns;
     start->verbose = options->verbose;
     start->bind_to_core = options->bind_to_core;
+    start->gpu_mps = options->gpu_mps;
     put(start->job, sizeof start->job, task->job);
     put(start->job_key, sizeof start->job_key, task->key);
     put(start->address, sizeof start->address, options->address);

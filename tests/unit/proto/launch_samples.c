@@ -44,7 +44,7 @@ static void make_start(struct hvi_launch_start *start, bool full)
     start->grace_ns = 1;
     start->call_bytes = 1u << 20;
     start->silence_ns = 1;
-    start->verbose = start->bind_to_core = true;
+    start->verbose = start->bind_to_core = start->gpu_mps = true;
 }
 
 static void make_from_agent(unsigned index, struct hvi_launch_msg *msg)

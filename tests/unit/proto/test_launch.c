@@ -69,7 +69,8 @@ START_TEST(a_start_has_what_was_said)
     ck_assert_str_eq((char *)msg.start.command + 8, "train.py");
     ck_assert_uint_eq(msg.start.rank_count, 2);
     ck_assert_int_eq(msg.start.ranks[1].rank, 3);
-    ck_assert(msg.start.bind_to_core && msg.start.start_timeout_ns == UINT64_MAX);
+    ck_assert(msg.start.bind_to_core && msg.start.gpu_mps &&
+              msg.start.start_timeout_ns == UINT64_MAX);
     hvi_launch_msg_free(&msg);
     free(frame);
 }
