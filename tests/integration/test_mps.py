@@ -15,15 +15,15 @@ pytestmark = pytest.mark.skipif(REAL or os.path.exists("/usr/bin/nvidia-cuda-mps
 INT32 = arith.DTYPES["int32"]
 
 
-def reduce_once(daemon: GpuDaemon) -> int:
-    """A job with an op on a GPU; the pid of its worker."""
+def reduce_once(daemon: GpuDaemon) -> dict[str, str]:
+    """A job with an op on a GPU; CUDA's variables of its worker."""
     job = Job(daemon, 2)
     inputs = [arith.pack(INT32, [rank]) for rank in range(2)]
     for outcome in job.run("allreduce", dtype="int32", dims=[1], data=inputs, reduce_op="sum", memory="device", each={"gpu": [0, 0]}):
         assert outcome.ok, outcome
-    worker = daemon.worker()
+    variables = mps.variables(daemon.worker())
     job.close()
-    return worker
+    return variables
 
 
 def told(daemon: GpuDaemon) -> str:
@@ -33,10 +33,9 @@ def told(daemon: GpuDaemon) -> str:
 
 def test_workers_have_a_part_in_the_mps_of_a_hvdd_and_no_device_setting_reaches_it():
     environment = mps.ENVIRONMENT | {"CUDA_VISIBLE_DEVICES": "0"}
-    with gpus("devices=1", gpu_mps="yes", environment=environment) as daemon:
+    with gpus("devices=1", gpu_idle="0", gpu_mps="yes", environment=environment) as daemon:
         pid = mps.control(daemon.token)
-        worker = reduce_once(daemon)
-        assert mps.variables(worker)["CUDA_MPS_PIPE_DIRECTORY"] == f"{daemon.address}/mps"
+        assert reduce_once(daemon)["CUDA_MPS_PIPE_DIRECTORY"] == f"{daemon.address}/mps"
         assert (daemon.address / "mps-log/control.log").read_text() == "devices: all\n"
         assert told(daemon) == f"pid {pid}, in {daemon.address}/mps"
         assert told(daemon) in daemon.ctl.run("gpus").stdout
@@ -46,7 +45,7 @@ def test_workers_have_a_part_in_the_mps_of_a_hvdd_and_no_device_setting_reaches_
 
 
 def test_one_that_ends_is_started_again_and_one_outlives_a_hvdd_that_is_killed():
-    with gpus("devices=1", gpu_mps="yes", environment=mps.ENVIRONMENT) as daemon:
+    with gpus("devices=1", gpu_idle="0", gpu_mps="yes", environment=mps.ENVIRONMENT) as daemon:
         first, servers = mps.control(daemon.token), mps.servers(daemon.token)
         os.kill(first, signal.SIGKILL)
         line = daemon.expect_line("mps-ended", "was killed by signal 9 (SIGKILL) and is started again")
@@ -65,10 +64,10 @@ def test_where_there_can_be_none_a_sentence_says_so_and_the_job_runs(tmp_path):
     cases = [({"PATH": str(tmp_path)}, "is neither in PATH nor in /usr/bin"),
              (mps.ENVIRONMENT | {"FAKEMPS": "ends"}, "has ended at its start: there is no  GPU  here")]
     for environment, why in cases:
-        with gpus("devices=1", "no-mps", gpu_mps="yes", environment=environment) as daemon:
+        with gpus("devices=1", "no-mps", gpu_idle="0", gpu_mps="yes", environment=environment) as daemon:
             assert why in daemon.expect_line("no-mps").raw
             assert told(daemon).startswith("none: ") and why in told(daemon)
-            assert "CUDA_MPS_PIPE_DIRECTORY" not in mps.variables(reduce_once(daemon))
+            assert "CUDA_MPS_PIPE_DIRECTORY" not in reduce_once(daemon)
 
 
 def test_a_folder_that_is_not_hvdds_is_left_alone():

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.skipif(REAL or os.path.exists("/usr/bin/nvidia-cuda-mps
 
 
 def test_one_that_does_not_quit_is_killed_and_hvdd_ends_in_time():
-    with gpus("devices=1", "mps-killed", gpu_mps="yes", environment=mps.ENVIRONMENT | {"FAKEMPS": "deaf"}) as daemon:
+    with gpus("devices=1", "mps-killed", gpu_idle="0", gpu_mps="yes", environment=mps.ENVIRONMENT | {"FAKEMPS": "deaf"}) as daemon:
         mps.control(daemon.token)
         begin = time.monotonic()
         assert daemon.terminate() == 0

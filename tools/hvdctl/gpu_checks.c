@@ -4,12 +4,14 @@
 #include "tools/hvdctl/doctor.h"
 
 #include "base/clock.h"
+#include "base/file.h"
 #include "base/mps.h"
 #include "tools/common/ask.h"
 
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define MPS_FOLDER "/tmp/nvidia-mps" /* CUDA's own default */
@@ -43,6 +45,20 @@ static void ask_hvdd(const struct ctl *ctl, char *mps_p, size_t size)
     hvd_admin_answer_free(reply);
 }
 
+/* One that hvdd has not started: whose it is, and its pid as it has written it. */
+static void tell_of_another(const char *folder, struct ctl_finding *finding)
+{
+    char path[PATH_MAX], pid[16];
+    struct stat info = {.st_uid = geteuid()};
+    snprintf(path, sizeof path, "%s/" HVI_MPS_PROGRAM ".pid", folder);
+    if (hvi_file_read(path, pid, sizeof pid) < 0)
+        snprintf(pid, sizeof pid, "?");
+    pid[strcspn(pid, "\n")] = '\0';
+    stat(folder, &info);
+    ctl_found(finding, CTL_CHECK_OK, "a control daemon is in %s, pid %s, of uid %u", folder, pid,
+              (unsigned)info.st_uid);
+}
+
 static void check_mps(const struct ctl *ctl, struct ctl_finding *finding)
 {
     char folder[200], of_hvdd[200];
@@ -52,7 +68,7 @@ static void check_mps(const struct ctl *ctl, struct ctl_finding *finding)
         ctl_found(finding, strncmp(of_hvdd, "pid", 3) == 0 ? CTL_CHECK_OK : CTL_CHECK_NOTE,
                   "hvdd's own: %s", of_hvdd);
     else if (is_there)
-        ctl_found(finding, CTL_CHECK_OK, "a control daemon is in %s", folder);
+        tell_of_another(folder, finding);
     else
         ctl_found(finding, CTL_CHECK_OK, "no control daemon in %s: processes take turns on a GPU",
                   folder);
