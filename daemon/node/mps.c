@@ -2,7 +2,7 @@
  * An MPS control daemon (NVIDIA's nvidia-cuda-mps-control) of hvdd's own, where gpu-mps asks for it (ADR 0028):
  *
  *   none ── node_mps_open ──► running ── its process ends ──► waiting ── back-off ──► running
- *                                └──── node_mps_stop: "quit", SIGKILL after 2.5 s ──► none
+ *                                └──── node_mps_stop: "quit", SIGKILL after 3.5 s ──► none
  *
  * CUDA looks for it once, when a process makes its first call, and goes on without it where it is not there. So hvdd waits for
  * its socket before it is ready itself: the ranks of a hvdrun find it, and so do workers.
@@ -35,7 +35,7 @@
 #define READY_NS         (3 * HVI_NS_SEC) /* for its socket to be there */
 #define READY_LOOK_MS    5
 #define QUIT             "quit -t 1\n" /* clients that are left get 1 s */
-#define QUIT_NS          (2500 * HVI_NS_MS)
+#define QUIT_NS          (3500 * HVI_NS_MS)
 #define BACKOFF_LEAST_NS (100 * HVI_NS_MS)
 #define BACKOFF_MOST_NS  (5 * HVI_NS_SEC)
 #define STEADY_NS        (10 * HVI_NS_SEC) /* one that has lived so long is started again at once */
@@ -202,7 +202,7 @@ static int on_late(sd_event_source *source, uint64_t usec, void *user)
     struct node_mps *mps = user;
 
     (void)source, (void)usec;
-    HVI_LOG(HVI_LOG_WARN, "mps", "mps-killed", "MPS has not ended 2.5 s after \"quit\"", "pid=%d",
+    HVI_LOG(HVI_LOG_WARN, "mps", "mps-killed", "MPS has not ended 3.5 s after \"quit\"", "pid=%d",
             (int)mps->pid);
     kill_all(mps);
     return 0;
