@@ -21,6 +21,7 @@
 #include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -42,7 +43,6 @@
 #define SOCKET           HVI_MPS_PIPES "/control"
 #define LONGEST          HVI_MPS_PIPES "/nvidia-cuda-mps-control.lock" /* no name of its is longer */
 #define OUTPUT           HVI_MPS_LOGS "/output"
-#define CONTROL_LOG      HVI_MPS_LOGS "/control.log"
 #define DEVICES_VAR      "CUDA_VISIBLE_DEVICES"
 
 static int start(struct node_mps *mps);
@@ -76,15 +76,13 @@ static void write_pid(const struct node_mps *mps)
 }
 
 /* The last line of a file as it can stand in quotes; "": it has none. */
-static void last_line(const struct node_mps *mps, const char *name, char *line_p, size_t size)
+static void last_line(const char *path, char *line_p, size_t size)
 {
-    char path[HVI_WIRE_PATH * 2], *newline;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
     ssize_t length = -1;
     struct stat info;
-    int fd;
+    char *newline;
 
-    file_path(mps, name, path);
-    fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd >= 0 && fstat(fd, &info) == 0)
         length = pread(fd, line_p, size - 1,
                        info.st_size >= (off_t)size ? info.st_size - (off_t)size + 1 : 0);
@@ -103,9 +101,14 @@ static void last_line(const struct node_mps *mps, const char *name, char *line_p
 /* What it has said last, in its log or else as a program. */
 static void last_words(const struct node_mps *mps, char *words_p, size_t size)
 {
-    last_line(mps, CONTROL_LOG, words_p, size);
+    const char *logs = getenv(HVI_MPS_LOG_VAR);
+    char path[PATH_MAX];
+
+    snprintf(path, sizeof(path), "%s/control.log", logs != NULL ? logs : "");
+    last_line(path, words_p, size);
+    file_path(mps, OUTPUT, path);
     if (words_p[0] == '\0')
-        last_line(mps, OUTPUT, words_p, size);
+        last_line(path, words_p, size);
 }
 
 /* ---- its end ---- */
