@@ -150,12 +150,14 @@ static void open_legacy(struct gpu_calls *calls, struct gpu_exported *exported,
                         struct gpu_outcome *outcome)
 {
     struct hvi_cu_ipc handle;
+    hvi_cu_ptr base = 0;
 
     memcpy(handle.bytes, exported->handle, sizeof(handle.bytes));
-    if (GPU_TRY(calls, outcome, "cuIpcOpenMemHandle",
-                calls->cuda->ipc_open(&exported->base, handle, HVI_CU_IPC_LAZY_PEER)) &&
-        !is_there(calls, exported, outcome))
-        GPU_UNDO(calls, "cuIpcCloseMemHandle", calls->cuda->ipc_close(exported->base));
+    if (!GPU_TRY(calls, outcome, "cuIpcOpenMemHandle",
+                 calls->cuda->ipc_open(&base, handle, HVI_CU_IPC_LAZY_PEER)))
+        return;
+    exported->base = base;
+    (void)is_there(calls, exported, outcome);
 }
 
 static struct hvi_cu_access access_of(int ordinal)
@@ -164,23 +166,22 @@ static struct hvi_cu_access access_of(int ordinal)
 }
 
 /* The pool is open. */
-static bool open_pointer(struct gpu_calls *calls, int ordinal, struct gpu_exported *exported,
+static void open_pointer(struct gpu_calls *calls, int ordinal, struct gpu_exported *exported,
                          struct gpu_outcome *outcome)
 {
     const struct hvi_cuda *cuda = calls->cuda;
     const struct hvi_cu_access access = access_of(ordinal);
     struct hvi_cu_pool_pointer pointer;
+    hvi_cu_ptr base = 0;
 
     memcpy(pointer.bytes, exported->handle, sizeof(pointer.bytes));
     if (!GPU_TRY(calls, outcome, "cuMemPoolSetAccess",
                  cuda->pool_access_set(exported->pool, &access, 1)) ||
         !GPU_TRY(calls, outcome, "cuMemPoolImportPointer",
-                 cuda->pool_import_pointer(&exported->base, exported->pool, &pointer)))
-        return false;
-    if (is_there(calls, exported, outcome))
-        return true;
-    GPU_UNDO(calls, "cuMemFree", cuda->free(exported->base));
-    return false;
+                 cuda->pool_import_pointer(&base, exported->pool, &pointer)))
+        return;
+    exported->base = base;
+    (void)is_there(calls, exported, outcome);
 }
 
 static void open_pool(struct gpu_calls *calls, int ordinal, struct gpu_exported *exported,
@@ -188,11 +189,13 @@ static void open_pool(struct gpu_calls *calls, int ordinal, struct gpu_exported 
 {
     const struct hvi_cuda *cuda = calls->cuda;
     void *fd = (void *)(intptr_t)exported->fds[0]; /* cuda.h: the descriptor, as a pointer */
+    void *pool = NULL;
 
-    if (GPU_TRY(calls, outcome, "cuMemPoolImportFromShareableHandle",
-                cuda->pool_import(&exported->pool, fd, HVI_CU_HANDLE_FD, 0)) &&
-        !open_pointer(calls, ordinal, exported, outcome))
-        GPU_UNDO(calls, "cuMemPoolDestroy", cuda->pool_destroy(exported->pool));
+    if (!GPU_TRY(calls, outcome, "cuMemPoolImportFromShareableHandle",
+                 cuda->pool_import(&pool, fd, HVI_CU_HANDLE_FD, 0)))
+        return;
+    exported->pool = pool;
+    open_pointer(calls, ordinal, exported, outcome);
 }
 
 /* ---- VMM ---- */
@@ -232,7 +235,7 @@ static bool is_ours(struct gpu_calls *calls, int ordinal, hvi_cu_ptr at,
 }
 
 /* Each with access, and of this GPU. */
-static bool map_chunks(struct gpu_calls *calls, int ordinal, struct gpu_exported *exported,
+static void map_chunks(struct gpu_calls *calls, int ordinal, struct gpu_exported *exported,
                        struct gpu_outcome *outcome)
 {
     const struct hvi_cu_access access = access_of(ordinal);
@@ -243,9 +246,8 @@ static bool map_chunks(struct gpu_calls *calls, int ordinal, struct gpu_exported
             !GPU_TRY(calls, outcome, "cuMemSetAccess",
                      calls->cuda->set_access(at, exported->chunks[i], &access, 1)) ||
             !is_ours(calls, ordinal, at, outcome))
-            return false;
+            return;
     }
-    return true;
 }
 
 /* Each mapping by itself, as it was made (cuda.h: no part of one). */
@@ -265,12 +267,13 @@ static void unmap(struct gpu_calls *calls, struct gpu_exported *exported,
 static void open_chunks(struct gpu_calls *calls, int ordinal, struct gpu_exported *exported,
                         struct gpu_outcome *outcome)
 {
-    struct gpu_outcome undone = {0};
+    hvi_cu_ptr base = 0;
 
-    if (GPU_TRY(calls, outcome, "cuMemAddressReserve",
-                calls->cuda->reserve(&exported->base, exported->bytes, 0, 0, 0)) &&
-        !map_chunks(calls, ordinal, exported, outcome))
-        unmap(calls, exported, &undone);
+    if (!GPU_TRY(calls, outcome, "cuMemAddressReserve",
+                 calls->cuda->reserve(&base, exported->bytes, 0, 0, 0)))
+        return;
+    exported->base = base;
+    map_chunks(calls, ordinal, exported, outcome);
 }
 
 /* ---- all ---- */
@@ -313,11 +316,15 @@ void gpu_exported_close(struct gpu_calls *calls, struct gpu_exported *exported,
     const struct hvi_cuda *cuda = calls->cuda;
 
     *outcome = (struct gpu_outcome){.status = HVI_OK};
-    if (exported->kind == HVI_DEVICE_LEGACY) {
-        (void)GPU_TRY(calls, outcome, "cuIpcCloseMemHandle", cuda->ipc_close(exported->base));
-    } else if (exported->kind == HVI_DEVICE_VMM) {
-        unmap(calls, exported, outcome);
-    } else if (GPU_TRY(calls, outcome, "cuMemFree", cuda->free(exported->base))) {
-        (void)GPU_TRY(calls, outcome, "cuMemPoolDestroy", cuda->pool_destroy(exported->pool));
+    if (exported->kind == HVI_DEVICE_VMM) {
+        if (exported->base != 0)
+            unmap(calls, exported, outcome);
+        return;
     }
+    if (exported->kind == HVI_DEVICE_LEGACY && exported->base != 0)
+        (void)GPU_TRY(calls, outcome, "cuIpcCloseMemHandle", cuda->ipc_close(exported->base));
+    else if (exported->base != 0)
+        (void)GPU_TRY(calls, outcome, "cuMemFree", cuda->free(exported->base));
+    if (exported->pool != NULL && outcome->status == HVI_OK)
+        (void)GPU_TRY(calls, outcome, "cuMemPoolDestroy", cuda->pool_destroy(exported->pool));
 }

@@ -2,7 +2,7 @@
  * Memory that another process has exported, by its three kinds of handle, and how it is opened here: a legacy handle; a
  * descriptor for each physical chunk, which are mapped one behind the other; a pool's descriptor and a pointer's 64 bytes.
  *
- * The driver is called by one thread (hvd-import). Until it is done, no other thread touches what it works on. */
+ * The driver is called by the thread that import.h says. Until it is done, no other thread touches what it works on. */
 #ifndef HVD_GPU_EXPORTED_H
 #define HVD_GPU_EXPORTED_H
 
@@ -40,10 +40,15 @@ bool gpu_exported_is_whole(const struct gpu_exported *exported);
 /* Closes descriptors, and frees; opens nothing and closes no mapping. */
 void gpu_exported_fini(struct gpu_exported *exported);
 
-/* With .base, or an outcome that says why not: then nothing stays open. `ordinal`: the context's device. The descriptors are closed. */
+/* With .base, or an outcome that says why not: something may be open even then. `ordinal`: the context's device. The
+ * descriptors are closed. */
 void gpu_exported_open(struct gpu_calls *calls, int ordinal, struct gpu_exported *exported,
                        struct gpu_outcome *outcome);
-/* No stream uses it any more. */
+static inline bool gpu_exported_is_open(const struct gpu_exported *exported)
+{
+    return exported->base != 0 || exported->pool != NULL;
+}
+/* All that is open of it, also where the open has failed. It may wait for every stream of this process: see import.h. */
 void gpu_exported_close(struct gpu_calls *calls, struct gpu_exported *exported,
                         struct gpu_outcome *outcome);
 

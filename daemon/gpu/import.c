@@ -1,15 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The cache of imports.
  *
- * Calls of the driver go through one queue to one thread, in order. So where an address has got another allocation (BUFFER_ID
- * differs), the old mapping is closed before the new handle is opened, which may have the same bytes: an open mapping
- * of equal bytes would be given out again.
+ * Calls of the driver wait in two queues: what opens or registers, and what closes or ends a registration. They overtake each other.
+ *
+ * Where an address has got another allocation (BUFFER_ID differs), the new handle may have the bytes of the old one. An open
+ * mapping of equal bytes would be given out again, so the new one waits (is parked) until the old one is closed. A handle of other
+ * bytes is opened beside it. (P2: driver 580 maps the new allocation elsewhere while the old one is open.)
  *
  * That is so of handles. Chunks of VMM come by descriptors, which are of one memory each, so ranges that share chunks may be
- * open side by side: a trainer whose segment has grown says the larger range, and lets the smaller one go. */
+ * open side by side: a trainer whose segment has grown says the larger range, and lets the smaller one go.
+ *
+ * A close may wait for long: until a moment in which no stream has anything. Memory that is asked for meanwhile is taken out of
+ * the queue again. */
 #include "daemon/gpu/import.h"
 
 #include "base/assert.h"
+#include "base/clock.h"
 #include "base/fate.h"
 #include "base/log.h"
 #include "base/status.h"
@@ -24,6 +30,8 @@
 #include <unistd.h>
 
 #include <utlist.h>
+
+#define LATE_NS (200 * HVI_NS_MS) /* an answer to a release is not held back longer */
 
 enum import_state { OPENING, OPEN, CLOSING };
 
@@ -40,6 +48,7 @@ struct gpu_import {
     uint64_t address, bytes, buffer_id;
     uint32_t kind;
     enum import_state state;
+    bool is_refused;              /* it could not be opened, and what there is of it is closed */
     struct gpu_exported exported; /* the thread's while it is OPENING or CLOSING */
     struct holder *holders;
     void *releaser; /* hears when it is closed; NULL: nobody */
@@ -91,17 +100,29 @@ static void register_pin(struct gpu_imports *imports, struct gpu_call *call)
         GPU_UNDO(calls, "cuMemHostUnregister", calls->cuda->host_unregister(pin->base));
 }
 
+/* Needs the lock. NULL: there is nothing to do. */
+static struct gpu_call *take_next(struct gpu_imports *imports, bool opens, bool closes)
+{
+    struct gpu_call *call = opens ? imports->waiting : NULL;
+
+    if (call != NULL) {
+        DL_DELETE(imports->waiting, call);
+        return call;
+    }
+    call = closes ? imports->closes : NULL;
+    if (call != NULL)
+        DL_DELETE(imports->closes, call);
+    return call;
+}
+
 static struct gpu_call *take_call(struct gpu_imports *imports)
 {
     struct gpu_call *call;
 
     pthread_mutex_lock(&imports->lock);
-    while (imports->waiting == NULL && !imports->stop)
+    while ((call = take_next(imports, true, imports->closes_here)) == NULL && !imports->stop)
         pthread_cond_wait(&imports->more, &imports->lock);
-    call = imports->waiting; /* what waits is done before the end */
-    if (call != NULL)
-        DL_DELETE(imports->waiting, call);
-    pthread_mutex_unlock(&imports->lock);
+    pthread_mutex_unlock(&imports->lock); /* what waits is done before the end */
     return call;
 }
 
@@ -113,19 +134,23 @@ static void give_call(struct gpu_imports *imports, struct gpu_call *call)
     (void)eventfd_write(imports->event_fd, 1);
 }
 
-static void make_call(struct gpu_imports *imports, int ordinal, struct gpu_call *call)
+static void make_close(struct gpu_calls *calls, struct gpu_call *call)
 {
-    struct gpu_calls *calls = &imports->calls;
-
-    if (call->pin != NULL && call->closes)
+    if (call->pin != NULL)
         (void)GPU_TRY(calls, &call->outcome, "cuMemHostUnregister",
                       calls->cuda->host_unregister(call->pin->base));
+    else
+        gpu_exported_close(calls, &call->import->exported, &call->outcome);
+}
+
+static void make_call(struct gpu_imports *imports, int ordinal, struct gpu_call *call)
+{
+    if (call->closes)
+        make_close(&imports->calls, call);
     else if (call->pin != NULL)
         register_pin(imports, call);
-    else if (call->closes)
-        gpu_exported_close(calls, &call->import->exported, &call->outcome);
     else
-        gpu_exported_open(calls, ordinal, &call->import->exported, &call->outcome);
+        gpu_exported_open(&imports->calls, ordinal, &call->import->exported, &call->outcome);
 }
 
 /* Until it is told to stop and nothing waits. */
@@ -147,6 +172,32 @@ static void *run(void *user)
     pthread_setname_np(pthread_self(), "hvd-import");
     work(user);
     return NULL;
+}
+
+/* ---- closes in another thread ---- */
+
+bool gpu_imports_close_some(struct gpu_imports *imports, struct gpu_calls *calls, uint64_t end_ns)
+{
+    struct gpu_call *call;
+
+    do {
+        pthread_mutex_lock(&imports->lock);
+        call = take_next(imports, false, true);
+        pthread_mutex_unlock(&imports->lock);
+        if (call == NULL)
+            return false;
+        make_close(calls, call);
+        give_call(imports, call);
+    } while (!calls->failed && hvi_clock_ns() < end_ns);
+    return true;
+}
+
+void gpu_imports_close_freely(struct gpu_imports *imports)
+{
+    pthread_mutex_lock(&imports->lock);
+    imports->closes_here = true;
+    pthread_cond_signal(&imports->more);
+    pthread_mutex_unlock(&imports->lock);
 }
 
 /* ---- exporters ---- */
@@ -185,9 +236,14 @@ static void import_free(struct gpu_imports *imports, struct gpu_import *import)
 static void queue(struct gpu_imports *imports, struct gpu_call *call)
 {
     pthread_mutex_lock(&imports->lock);
-    DL_APPEND(imports->waiting, call);
+    if (call->closes)
+        DL_APPEND(imports->closes, call);
+    else
+        DL_APPEND(imports->waiting, call);
     pthread_cond_signal(&imports->more);
     pthread_mutex_unlock(&imports->lock);
+    if (call->closes && imports->closing != NULL)
+        imports->closing(imports->user);
 }
 
 /* HVI_OK or HVI_ERR_NO_MEMORY. */
@@ -209,6 +265,34 @@ static void begin_close(struct gpu_imports *imports, struct gpu_import *import)
     HVI_ASSERT(import->state == OPEN && import->holders == NULL);
     if (push(imports, import, true) == HVI_OK)
         import->state = CLOSING;
+}
+
+static void answer_releaser(struct gpu_imports *imports, struct gpu_import *import, int status,
+                            const char *text)
+{
+    void *releaser = import->releaser;
+
+    import->releaser = NULL;
+    if (releaser != NULL)
+        imports->answer(releaser, import->release, status, text);
+}
+
+/* Its close is taken out of the queue again. False: it is being closed. */
+static bool keep_open(struct gpu_imports *imports, struct gpu_import *import)
+{
+    struct gpu_call *call;
+
+    pthread_mutex_lock(&imports->lock);
+    DL_SEARCH_SCALAR(imports->closes, call, import, import);
+    if (call != NULL)
+        DL_DELETE(imports->closes, call);
+    pthread_mutex_unlock(&imports->lock);
+    if (call == NULL)
+        return false;
+    free(call);
+    import->state = OPEN;
+    answer_releaser(imports, import, HVI_OK, "");
+    return true;
 }
 
 static int on_exporter_end(sd_event_source *source, int fd, uint32_t events, void *user)
@@ -258,7 +342,26 @@ static struct gpu_exporter *exporter_get(struct gpu_imports *imports, pid_t pid,
 
 static void unpark(struct gpu_imports *imports);
 
-static void opened(struct gpu_imports *imports, const struct gpu_call *call)
+/* The call is given back, or becomes that of the close. */
+static void refused(struct gpu_imports *imports, struct gpu_call *call)
+{
+    struct gpu_import *import = call->import;
+
+    answer_releaser(imports, import, HVI_OK, "");
+    if (!gpu_exported_is_open(&import->exported)) {
+        import_free(imports, import);
+        free(call);
+        return;
+    }
+    while (import->holders != NULL)
+        drop_holder(import, import->holders);
+    import->is_refused = true;
+    import->state = CLOSING;
+    call->closes = true;
+    queue(imports, call);
+}
+
+static void opened(struct gpu_imports *imports, struct gpu_call *call)
 {
     struct gpu_import *import = call->import;
     struct holder *holder;
@@ -268,30 +371,62 @@ static void opened(struct gpu_imports *imports, const struct gpu_call *call)
     DL_FOREACH(import->holders, holder)
     imports->answer(holder->owner, holder->request, call->outcome.status, call->outcome.text);
     if (call->outcome.status != HVI_OK) {
-        if (import->releaser != NULL)
-            imports->answer(import->releaser, import->release, HVI_OK, "");
-        import_free(imports, import);
+        refused(imports, call);
         return;
     }
+    free(call);
     if (import->holders == NULL) /* nobody waits for it any more */
         begin_close(imports, import);
-    if (import->state == OPEN && import->releaser != NULL) { /* somebody has come meanwhile */
-        imports->answer(import->releaser, import->release, HVI_OK, "");
-        import->releaser = NULL;
-    }
+    if (import->state == OPEN) /* somebody has come meanwhile */
+        answer_releaser(imports, import, HVI_OK, "");
 }
 
-static void closed(struct gpu_imports *imports, const struct gpu_call *call)
+static void closed(struct gpu_imports *imports, struct gpu_call *call)
 {
     const struct gpu_outcome *outcome = &call->outcome;
 
     if (outcome->status != HVI_OK)
         HVI_LOG(HVI_LOG_ERROR, "import", "not-closed", outcome->text, "bytes=%" PRIu64,
                 call->import->bytes);
-    if (call->import->releaser != NULL)
-        imports->answer(call->import->releaser, call->import->release, outcome->status,
-                        outcome->text);
+    answer_releaser(imports, call->import, outcome->status, outcome->text);
     import_free(imports, call->import);
+    free(call);
+}
+
+/* A close has not come to its turn: streams have been busy all the time. */
+static int on_late(sd_event_source *source, uint64_t usec, void *user)
+{
+    struct gpu_imports *imports = user;
+    struct gpu_import *import;
+
+    (void)source, (void)usec;
+    DL_FOREACH(imports->imports, import)
+    {
+        if (import->releaser == NULL || import->kind == HVI_DEVICE_POOL)
+            continue;
+        imports->is_late = true;
+        answer_releaser(imports, import, HVI_OK, "");
+    }
+    return 0;
+}
+
+/* The answer to a release comes with the close, if that is soon. */
+static void await_close(struct gpu_imports *imports, struct gpu_import *import, void *owner,
+                        uint64_t request)
+{
+    int enabled = SD_EVENT_OFF;
+
+    import->releaser = owner;
+    import->release = request;
+    if (imports->is_late && import->kind != HVI_DEVICE_POOL) {
+        answer_releaser(imports, import, HVI_OK, "");
+        return;
+    }
+    (void)sd_event_source_get_enabled(imports->late, &enabled);
+    if (enabled != SD_EVENT_OFF)
+        return;
+    sd_event_source_set_time_relative(imports->late, LATE_NS / 1000);
+    sd_event_source_set_enabled(imports->late, SD_EVENT_ONESHOT);
 }
 
 /* The call is kept for the end of the pin. */
@@ -324,6 +459,7 @@ static void reap(struct gpu_imports *imports)
     pthread_mutex_unlock(&imports->lock);
     while ((call = done) != NULL) {
         DL_DELETE(done, call);
+        imports->is_late = imports->is_late && !call->closes;
         if (call->pin != NULL) {
             pinned(call);
             continue;
@@ -332,7 +468,6 @@ static void reap(struct gpu_imports *imports)
             closed(imports, call);
         else
             opened(imports, call);
-        free(call);
     }
     unpark(imports);
     if (imports->calls.failed && imports->failed != NULL)
@@ -379,11 +514,20 @@ static bool overlaps(const struct gpu_import *import, const struct hvi_device_me
 /* Whether opening the one could give the mapping of the other out again. */
 static bool may_be_mistaken(const struct gpu_import *import, const struct hvi_device_memory *memory)
 {
-    return import->kind != HVI_DEVICE_VMM && memory->kind != HVI_DEVICE_VMM;
+    return import->kind != HVI_DEVICE_VMM && memory->kind != HVI_DEVICE_VMM &&
+           memcmp(import->exported.handle, memory->handle, sizeof(memory->handle)) == 0;
 }
 
-/* The open or opening import of this memory. What lies in its way, of an allocation that was freed, is closed if no one holds
- * it; else *busy_p. */
+static bool is_same(const struct gpu_import *import, const struct gpu_exporter *exporter,
+                    const struct hvi_device_memory *memory)
+{
+    return !import->is_refused && import->exporter == exporter &&
+           import->address == memory->address && import->bytes == memory->bytes &&
+           import->buffer_id == memory->buffer_id && import->kind == memory->kind;
+}
+
+/* The open or opening import of this memory. What lies at its addresses, of an allocation that was freed, is closed if no one
+ * holds it. *busy_p: what it could be mistaken for is not closed yet. */
 static struct gpu_import *find_memory(struct gpu_imports *imports,
                                       const struct gpu_exporter *exporter,
                                       const struct hvi_device_memory *memory, bool *busy_p)
@@ -393,14 +537,14 @@ static struct gpu_import *find_memory(struct gpu_imports *imports,
     *busy_p = false;
     DL_FOREACH_SAFE(imports->imports, import, after)
     {
-        if (import->exporter != exporter || import->state == CLOSING || !overlaps(import, memory))
-            continue;
-        if (import->address == memory->address && import->bytes == memory->bytes &&
-            import->buffer_id == memory->buffer_id && import->kind == memory->kind)
+        if (is_same(import, exporter, memory) &&
+            (import->state != CLOSING || keep_open(imports, import)))
             return import;
-        if (import->state == OPEN && import->holders == NULL)
+        const bool is_mistaken = may_be_mistaken(import, memory);
+        if ((is_mistaken || (import->exporter == exporter && overlaps(import, memory))) &&
+            import->state == OPEN && import->holders == NULL)
             begin_close(imports, import);
-        *busy_p = *busy_p || (import->state != CLOSING && may_be_mistaken(import, memory));
+        *busy_p = *busy_p || is_mistaken;
     }
     return NULL;
 }
@@ -596,8 +740,7 @@ void gpu_import_release(struct gpu_imports *imports, void *owner,
                         ""); /* it stays open for others, or for now */
         return;
     }
-    import->releaser = owner;
-    import->release = said->request;
+    await_close(imports, import, owner, said->request);
 }
 
 void gpu_import_owner_gone(struct gpu_imports *imports, const void *owner)
@@ -665,11 +808,15 @@ int gpu_imports_open(struct gpu_imports *imports, sd_event *event, const struct 
     imports->calls.cuda = cuda;
     imports->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     imports->cuda = cuda;
+    imports->closes_here = imports->closing == NULL;
     if (imports->event_fd >= 0 &&
         sd_event_add_io(event, &imports->finished, imports->event_fd, EPOLLIN, on_finished,
                         imports) >= 0 &&
+        sd_event_add_time(event, &imports->late, CLOCK_MONOTONIC, 0, 1000, on_late, imports) >= 0 &&
+        sd_event_source_set_enabled(imports->late, SD_EVENT_OFF) >= 0 &&
         pthread_create(&imports->thread, NULL, run, imports) == 0)
         return HVI_OK;
+    imports->late = sd_event_source_disable_unref(imports->late);
     imports->finished = sd_event_source_disable_unref(imports->finished);
     if (imports->event_fd >= 0)
         close(imports->event_fd);
@@ -689,14 +836,15 @@ void gpu_imports_close(struct gpu_imports *imports)
             begin_close(imports, import);
     }
     pthread_mutex_lock(&imports->lock);
-    imports->stop = true;
+    imports->stop = imports->closes_here = true; /* no stream has anything any more */
     pthread_cond_signal(&imports->more);
     pthread_mutex_unlock(&imports->lock);
     pthread_join(imports->thread, NULL);
     reap(imports); /* what was opened last is closed here */
     work(imports);
     reap(imports);
-    HVI_ASSERT(imports->imports == NULL && imports->waiting == NULL);
+    HVI_ASSERT(imports->imports == NULL && imports->waiting == NULL && imports->closes == NULL);
+    imports->late = sd_event_source_disable_unref(imports->late);
     imports->finished = sd_event_source_disable_unref(imports->finished);
     close(imports->event_fd);
     imports->cuda = NULL;

@@ -2,12 +2,16 @@
  * Trainers' memory that this process has open. An allocation is opened once, whoever asks for it, and its key is (process,
  * address, BUFFER_ID): never the bytes of the handle, which may repeat.
  *
- * opening ──► open ──last holder gives it back──► closing ──► gone
- *    └─ error, told to its holders ──────────────────────────► gone
+ * opening ──► open ◄──asked for again──┐
+ *    │          └──last holder gives it back──► closing ──► gone
+ *    └─ error, told to its holders ──► closing what there is ─┘
  *
  * The end of an engine gives nothing back: the survivors' next generation finds its memory open. The end of the exporting
- * process closes what it had exported. Main thread; the driver is called in a thread of its own (hvd-import), because an open may
- * wait for streams. */
+ * process closes what it had exported.
+ *
+ * Main thread. The driver opens and registers in a thread of its own (hvd-import). A close, and the end of a registration, wait
+ * for all streams of the process, and meanwhile launches of other threads wait for them (P2, P11). So where .closing is set, both
+ * are done in gpu_imports_close_some, whose caller knows that the streams are empty. */
 #ifndef HVD_GPU_IMPORT_H
 #define HVD_GPU_IMPORT_H
 
@@ -45,6 +49,8 @@ struct gpu_imports {
     sd_event *event;
     /* The answer to gpu_import_add and gpu_import_release, perhaps within it. */
     void (*answer)(void *owner, uint64_t request, int status, const char *text);
+    /* There is something to close. NULL: hvd-import closes, at once. */
+    void (*closing)(void *user);
     /* The context is broken: this process has to end. NULL: no one hears it. */
     void (*failed)(void *user, const char *text);
     void *user;
@@ -54,12 +60,16 @@ struct gpu_imports {
     struct gpu_exporter *exporters;
     struct gpu_parked *parked; /* wait for memory at their addresses to be given back */
 
+    sd_event_source *late; /* runs while an answer to a release waits for the close */
+    bool is_late;          /* such an answer has waited long, and nothing was closed since */
+
     sd_event_source *finished;
     int event_fd;
     pthread_t thread;
     pthread_mutex_t lock; /* of what follows */
     pthread_cond_t more;
-    struct gpu_call *waiting, *done;
+    struct gpu_call *waiting, *closes, *done;
+    bool closes_here; /* hvd-import closes */
     bool stop;
 };
 
@@ -70,11 +80,18 @@ int gpu_imports_open(struct gpu_imports *imports, sd_event *event, const struct 
 /* Closes everything that is open. Owners are gone by now. Blocks as long as the driver does. */
 void gpu_imports_close(struct gpu_imports *imports);
 
-/* GpuImport of `owner`, whose pieces are all in `exported`, which is taken in any case. It waits while somebody holds an earlier
- * allocation at its address, unless it is of VMM. False: its number is taken. */
+/* Any thread that has the context, and nothing in its streams: closes, in calls of this thread, until `end_ns`, one thing at least.
+ * False: nothing is left to close. */
+bool gpu_imports_close_some(struct gpu_imports *imports, struct gpu_calls *calls, uint64_t end_ns);
+/* Nothing is put into streams any more: from now on hvd-import closes. */
+void gpu_imports_close_freely(struct gpu_imports *imports);
+
+/* GpuImport of `owner`, whose pieces are all in `exported`, which is taken in any case. It waits while other memory is open by a handle
+ * of the same bytes. False: its number is taken. */
 bool gpu_import_add(struct gpu_imports *imports, void *owner, const struct hvi_gpu_import *said,
                     struct gpu_exported *exported);
-/* GpuRelease of `owner`. The answer comes when the memory is closed, if no one else has it. */
+/* GpuRelease of `owner`. The answer comes when the memory is closed, if no one else has it; but after 200 ms at most, since a
+ * close may wait long, and the exporter may free what is open here (P2, P3). Not of a pool: cuda.h forbids that. */
 void gpu_import_release(struct gpu_imports *imports, void *owner,
                         const struct hvi_gpu_release *said);
 /* Where an import of `owner` that is open lies. */

@@ -4,6 +4,7 @@
  *   orders ──► take_orders ─┐
  *   rings  ──► drain ───────┼─► launch_batch: read, checked (batch.c), planned (plan.c), put into a stream (streams.c, comm.c)
  *   words  ──► land ────────┘
+ *              no stream has anything: close_memory
  *              nothing of these: look for 20 us, nap while batches are under way, else sleep
  *
  * An order that was given before an engine was answered is done before the batch that relies on it: orders are taken after the
@@ -11,6 +12,9 @@
  *
  * A batch is never taken back, and never skipped: one that cannot be done waits for its members and writes their .done like
  * any other, and its answer says why.
+ *
+ * Closes wait for all streams, in the driver, and a launch would wait for them (P2, P11). So this thread makes them, between two
+ * batches, when no stream has anything. It holds no batch back for that: see "Closes" in docs/design/gpu.md.
  *
  * Naps are an eighth of the time since something has happened, from 20 us to 1 ms: no interrupt, no host function. A published
  * batch ends a nap. */
@@ -41,6 +45,7 @@
 #define NAP_MIN_NS  UINT64_C(20000)
 #define NAP_MAX_NS  HVI_NS_MS
 #define OLD_NS      (100 * HVI_NS_MS) /* of a batch: the engine is told that it has begun */
+#define CLOSES_NS   HVI_NS_MS         /* of closing, before batches have a turn */
 #define SOUND_NS    (10 * HVI_NS_MS)  /* between questions whether the context is sound */
 #define SOURCES_MAX 64u               /* that end a sleep; others are looked at after a nap */
 #define AT_ONCE     16u               /* batches of one source, before others have a turn */
@@ -59,6 +64,13 @@ void gpu_launch_order(struct gpu_launch *launch, struct gpu_order *order)
     pthread_mutex_unlock(&launch->lock);
     /* Release, pairs with the acquire in take_orders. */
     atomic_store_explicit(&launch->has_orders, true, memory_order_release);
+    ring(launch->wake_fd);
+}
+
+void gpu_launch_closing(struct gpu_launch *launch)
+{
+    /* Release, pairs with the acquire in close_memory. */
+    atomic_store_explicit(&launch->has_closes, true, memory_order_release);
     ring(launch->wake_fd);
 }
 
@@ -587,6 +599,17 @@ static bool is_flying(const struct gpu_launch *launch)
     return launch->flying > 0;
 }
 
+/* True: something was closed. */
+static bool close_memory(struct gpu_launch *launch)
+{
+    if (is_flying(launch) ||
+        !atomic_exchange_explicit(&launch->has_closes, false, memory_order_acquire))
+        return false;
+    if (launch->close(launch->user, &launch->calls, hvi_deadline_after(CLOSES_NS)))
+        atomic_store_explicit(&launch->has_closes, true, memory_order_relaxed);
+    return true;
+}
+
 /* One after the other is asked whether it is sound: a broken context finishes nothing. */
 static void ask_whether_sound(struct gpu_launch *launch, uint64_t now_ns)
 {
@@ -720,6 +743,7 @@ void gpu_launch_run(struct gpu_launch *launch)
         bool found = look_at_streams(launch);
         found = take_orders(launch) || found;
         found = settle(launch) || found;
+        found = close_memory(launch) || found;
         found = drain_all(launch) || found;
         if (found)
             end_rest(launch);

@@ -100,13 +100,16 @@ struct gpu_launch {
     const char *kernels, *library_path;
     uint64_t call_ns, comm_ns; /* 0: the defaults */
     void (*failed)(void *user, const char *text);
+    /* The launch thread's, while no stream has anything: closes what gpu_launch_closing was called for, until `end_ns`. False:
+     * nothing is left. */
+    bool (*close)(void *user, struct gpu_calls *calls, uint64_t end_ns);
     void *user;
 
     int wake_fd,
         back_fd; /* eventfds: the thread's; main's, which calls gpu_launch_back when it is readable */
     pthread_mutex_t lock; /* of the two lists */
     struct gpu_order *orders, *back;
-    _Atomic bool has_orders;
+    _Atomic bool has_orders, has_closes;
     struct gpu_order stop, failure;
     bool is_stopped; /* main's: .stop is back */
 
@@ -129,7 +132,7 @@ struct gpu_launch {
     union gpu_slot slots[HVI_DEVICE_SLOTS];
 };
 
-/* The caller has set the first four fields. HVI_OK, HVI_ERR_NO_MEMORY. */
+/* The caller has set the fields of the first part. HVI_OK, HVI_ERR_NO_MEMORY. */
 int gpu_launch_open(struct gpu_launch *launch);
 void gpu_launch_close(struct gpu_launch *launch);
 /* Calls .done of what is back, or .failed. */
@@ -142,5 +145,7 @@ bool gpu_launch_prepare(struct gpu_launch *launch, const struct hvi_cuda *cuda, 
 void gpu_launch_run(struct gpu_launch *launch);
 
 void gpu_launch_order(struct gpu_launch *launch, struct gpu_order *order);
+/* There is something to close: .close follows, at a moment in which no stream has anything. It may be long until then. */
+void gpu_launch_closing(struct gpu_launch *launch);
 
 #endif

@@ -57,6 +57,22 @@ static void on_failure(void *user, const char *text)
     gpu_guard_fail(user, text);
 }
 
+/* There is memory to close. */
+static void on_closing(void *user)
+{
+    struct gpu_worker *worker = user;
+
+    gpu_launch_closing(&worker->launch);
+}
+
+/* The launch thread's: no stream has anything. */
+static bool close_some(void *user, struct gpu_calls *calls, uint64_t end_ns)
+{
+    struct gpu_worker *worker = user;
+
+    return gpu_imports_close_some(&worker->imports, calls, end_ns);
+}
+
 /* The device is there. */
 static void go_up(struct gpu_worker *worker)
 {
@@ -66,6 +82,7 @@ static void go_up(struct gpu_worker *worker)
         return;
     worker->up = true;
     worker->imports.answer = gpu_serve_answer;
+    worker->imports.closing = on_closing;
     worker->imports.failed = on_failure;
     worker->imports.user = worker;
     worker->imports.calls.usual_ns = worker->launch.calls.usual_ns;
@@ -108,6 +125,8 @@ static int on_launch(sd_event_source *source, int fd, uint32_t events, void *use
 
     (void)source, (void)fd, (void)events;
     gpu_launch_back(&worker->launch);
+    if (worker->launch.is_stopped)
+        gpu_imports_close_freely(&worker->imports);
     return 0;
 }
 
@@ -120,6 +139,7 @@ static int open_launch(struct gpu_worker *worker)
     launch->call_ns = worker->start.call_ns;
     launch->comm_ns = worker->start.comm_ns;
     launch->failed = on_failure;
+    launch->close = close_some;
     launch->user = worker;
     if (gpu_launch_open(launch) == HVI_OK &&
         sd_event_add_io(worker->event, &worker->launch_event, launch->back_fd, EPOLLIN, on_launch,

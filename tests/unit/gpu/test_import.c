@@ -434,6 +434,110 @@ START_TEST(an_address_that_was_freed_and_allocated_again_is_opened_again)
 }
 END_TEST
 
+/* ---- closes that wait for an empty moment ---- */
+
+static int closings;
+
+static void on_closing(void *user)
+{
+    (void)user;
+    closings++;
+}
+
+static void setup_waiting(void)
+{
+    imports.closing = on_closing;
+    setup();
+}
+
+static void close_all(void)
+{
+    struct gpu_calls calls = {.cuda = &device.cuda, .usual_ns = HVI_NS_SEC};
+
+    ck_assert_int_eq(device.cuda.context_set(device.context), HVI_CU_OK);
+    ck_assert(!gpu_imports_close_some(&imports, &calls, hvi_deadline_after(PATIENCE_NS)));
+    ck_assert(!calls.failed);
+}
+
+START_TEST(a_release_is_answered_by_the_close_or_after_a_while)
+{
+    struct exported memory = allocate(), other = allocate(), third = allocate();
+
+    add(0, 1, 1, &memory);
+    add(0, 2, 2, &other);
+    add(0, 3, 3, &third);
+    expect(2, 0, 3, HVI_OK);
+    const uint64_t before = hvi_clock_ns();
+    give_back(0, 4, 1);
+    ck_assert_int_eq(closings, 1);
+    expect(3, 0, 4, HVI_OK);
+    ck_assert_uint_ge(hvi_clock_ns() - before, 150 * HVI_NS_MS);
+    ck_assert_uint_eq(imports.count, 3);
+    give_back(0, 5, 2); /* at once: nothing was closed since */
+    ck_assert_int_eq(answer_count, 5);
+    close_all();
+    expect_count(1);
+    free_oldest(); /* which the driver would refuse while it is open */
+    give_back(0, 6, 3);
+    ck_assert_int_eq(answer_count, 5);
+    close_all();
+    expect(5, 0, 6, HVI_OK);
+    expect_count(0);
+}
+END_TEST
+
+START_TEST(what_is_asked_for_again_before_it_is_closed_stays_open)
+{
+    struct exported memory = allocate();
+
+    add(0, 1, 1, &memory);
+    expect(0, 0, 1, HVI_OK);
+    give_back(0, 2, 1);
+    ck_assert_int_eq(answer_count, 1);
+    add(1, 3, 1, &memory);
+    ck_assert_int_eq(answer_count, 3);
+    expect(1, 0, 2, HVI_OK); /* it stays open for another */
+    expect(2, 1, 3, HVI_OK);
+    close_all(); /* nothing */
+    ck_assert_uint_eq(imports.count, 1);
+    give_back(1, 4, 1);
+    close_all();
+    expect(3, 1, 4, HVI_OK);
+}
+END_TEST
+
+/* `is_equal`: the handle has the bytes of the one that is open, whose mapping would be given out again. */
+static void expect_successor(struct exported *again, bool is_equal)
+{
+    again->buffer_id += 100;
+    give_back(0, 2, 1);
+    add(0, 3, 2, again);
+    for (int i = 0; i < 5; i++)
+        ck_assert_int_ge(sd_event_run(event, 10000), 0);
+    ck_assert_int_eq(answer_count, is_equal ? 1 : 2);
+    if (!is_equal)
+        expect(1, 0, 3, HVI_OK);
+    close_all();
+    expect(is_equal ? 1 : 2, 0, 2, HVI_OK);
+    if (is_equal)
+        expect(2, 0, 3, HVI_OK);
+    ck_assert_uint_eq(imports.count, 1);
+}
+
+START_TEST(only_a_handle_of_equal_bytes_waits_for_the_close)
+{
+    struct exported memory = allocate(), again = memory;
+
+    add(0, 1, 1, &memory);
+    expect(0, 0, 1, HVI_OK);
+    if (_i == 1) {
+        again = allocate();
+        again.address = memory.address; /* as if it lay there */
+    }
+    expect_successor(&again, _i == 0);
+}
+END_TEST
+
 START_TEST(what_cannot_be_imported_is_an_answer)
 {
     struct exported memory = allocate();
@@ -593,7 +697,7 @@ START_TEST(chunks_that_are_not_what_was_said_are_refused_and_leave_nothing)
     ck_assert(gpu_import_add(&imports, &owners[0], &said, &exported));
     expect(1, 0, 2, HVI_ERR_UNSUPPORTED);
     hvi_packet_close_fds(&packet);
-    ck_assert_uint_eq(imports.count, 0);
+    expect_count(0);
     ck_assert_uint_eq(count_descriptors(), before);
 }
 END_TEST
@@ -607,7 +711,7 @@ START_TEST(a_chunk_on_another_gpu_is_refused)
     ck_assert(import(0, &said, packet.fds, CHUNKS));
     expect(0, 0, 1, HVI_ERR_INVALID);
     ck_assert_ptr_nonnull(strstr(answers[0].text, "another GPU"));
-    ck_assert_uint_eq(imports.count, 0);
+    expect_count(0);
 }
 END_TEST
 
@@ -697,7 +801,7 @@ int main(void)
 {
     Suite *suite = suite_create("gpu_import");
     TCase *tcase = tcase_create("imports"), *blocks = tcase_create("blocks");
-    TCase *two = tcase_create("two devices");
+    TCase *two = tcase_create("two devices"), *waiting = tcase_create("waiting");
 
     tcase_add_checked_fixture(tcase, setup, teardown);
     tcase_add_test(tcase, memory_is_opened_once_and_closed_with_its_last_holder);
@@ -714,6 +818,11 @@ int main(void)
     tcase_add_test(tcase, a_pointer_of_a_pool_is_opened_and_freed);
     tcase_add_test(tcase, what_was_said_of_chunks_adds_up);
     suite_add_tcase(suite, tcase);
+    tcase_add_checked_fixture(waiting, setup_waiting, teardown);
+    tcase_add_test(waiting, a_release_is_answered_by_the_close_or_after_a_while);
+    tcase_add_test(waiting, what_is_asked_for_again_before_it_is_closed_stays_open);
+    tcase_add_loop_test(waiting, only_a_handle_of_equal_bytes_waits_for_the_close, 0, 2);
+    suite_add_tcase(suite, waiting);
     tcase_add_checked_fixture(two, setup_two, teardown);
     tcase_add_test(two, a_chunk_on_another_gpu_is_refused);
     suite_add_tcase(suite, two);
