@@ -257,9 +257,17 @@ static bool is_whole(void)
     return fake_broken() == HVI_CU_OK;
 }
 
+/* NCCL's work is kernels. */
+static int enqueue_kernels(hvi_cu_stream stream, void (*run)(void *), const void *data,
+                           size_t bytes, const struct fakegpu_span *spans, size_t count)
+{
+    fake_await_closes();
+    return fake_enqueue(stream, run, data, bytes, spans, count);
+}
+
 const struct fakegpu_api *fakegpu_api(void)
 {
-    static const struct fakegpu_api api = {fake_enqueue, current_device, is_whole,
+    static const struct fakegpu_api api = {enqueue_kernels, current_device, is_whole,
                                            fake_add_kernels};
 
     return &api;

@@ -17,6 +17,7 @@ int fake_allocate(hvi_cu_ptr *address_p, size_t bytes, unsigned kind)
 
     if (error != HVI_CU_OK || bytes == 0)
         return error != HVI_CU_OK ? error : HVI_CU_INVALID_VALUE;
+    fake_await_closes();
     fake_may_synchronize("alloc");
     const int device = fake_context()->physical;
     if (!fake_take(device, bytes))
@@ -71,7 +72,7 @@ int cu_free(hvi_cu_ptr address)
 
     if (error != HVI_CU_OK || address == 0)
         return error;
-    fake_may_synchronize("free");
+    fake_close_waits();
     struct range *range =
         fake_range_find(address, RANGE_ALLOCATED | RANGE_MANAGED | RANGE_POOL_IMPORTED);
     if (range == NULL || (uintptr_t)range->base != address)
@@ -220,6 +221,7 @@ int cu_host_register(void *address, size_t bytes, unsigned flags)
         return error;
     if (bytes == 0 || (flags & ~(unsigned)(HVI_CU_HOST_PORTABLE | HVI_CU_HOST_DEVICEMAP)) != 0)
         return HVI_CU_INVALID_VALUE;
+    fake_await_closes();
     if (fake_range_overlap((uintptr_t)address, bytes, RANGE_USABLE) != NULL)
         return FAKE_ALREADY_REGISTERED;
     fake_range_add(RANGE_HOST, address, bytes, -1, -1);
@@ -233,6 +235,8 @@ int cu_host_unregister(void *address)
 
     if (error != HVI_CU_OK || range == NULL || range->base != address)
         return error != HVI_CU_OK ? error : FAKE_NOT_REGISTERED;
+    fake_check_unused(range, "cuMemHostUnregister");
+    fake_close_waits();
     fake_range_drop(range, "cuMemHostUnregister", false);
     return HVI_CU_OK;
 }

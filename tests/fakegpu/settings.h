@@ -18,8 +18,9 @@
  * | nvlink=all, none, A-B+C-D | all | which devices have NVLink between them, and so peer access |
  * | mig=N, instances=N | none, 2 | the device in MIG mode, and its instances, whose physical numbers follow those of all devices |
  * | nvml-holes=SEED | none | every fourth answer of NVML, as the seed has it, is NOT_SUPPORTED |
- * | sync=strict, or alloc, free, open, close, load | | which calls wait for the work of all streams of the process: all that may,
- *   or one kind; load is also a first launch (P2, section 2.4) |
+ * | sync=strict, or alloc, open, load | | which calls wait for the work of all streams of the process beside close, free and
+ *   unregister, which do: all that may, or one kind; load is also a first launch (section 2.4) |
+ * | sync=none | | none waits, not even close, free and unregister (P2's other answer) |
  * | handles=new | | the bytes of handles never repeat (P2's other answer) |
  * | copies=release | | a copy releases a waiting stream (P4's other answer) |
  * | free=keeps | | freeing memory that another process has open is no fault of the test (P3's expected answer) |

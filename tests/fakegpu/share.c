@@ -116,7 +116,9 @@ int cu_ipc_close(hvi_cu_ptr address)
 
     if (error != HVI_CU_OK || range == NULL || (uintptr_t)range->base != address)
         return error != HVI_CU_OK ? error : HVI_CU_INVALID_VALUE;
-    fake_may_synchronize("close");
+    if (range->references == 1)
+        fake_check_unused(range, "cuIpcCloseMemHandle");
+    fake_close_waits();
     if (--range->references > 0)
         return HVI_CU_OK;
     fake_range_drop(range, "cuIpcCloseMemHandle", false);

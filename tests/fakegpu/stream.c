@@ -5,7 +5,9 @@
  * Rules. A gated stream blocks those that share its connection (CUDA guide; P8). Stream i has connection i modulo their number,
  * which is read when the first context is made (P8). The default stream waits for all that are not "non-blocking", and they for
  * it (CUDA guide). After a sticky error nothing runs any more (P9). A stream of another context is no stream (cuda.h). A capturing
- * stream takes no work, and a memory operation in it is the test's fault: it would run when the graph does (section 2.5). */
+ * stream takes no work, and a memory operation in it is the test's fault: it would run when the graph does (section 2.5).
+ * cuIpcCloseMemHandle, cuMemFree and cuMemHostUnregister wait for all streams of the process, gated ones as well. While one
+ * waits, launches, copies, allocations and registrations of other threads wait for it (P2, P11: an H100, driver 580). */
 #include "tests/fakegpu/stream.h"
 
 #include <pthread.h>
@@ -39,6 +41,7 @@ static struct queue queues[FAKE_DEVICES][QUEUES];
 static unsigned made[FAKE_DEVICES];
 static struct hvi_cu_stream *streams;
 static unsigned connections;
+static unsigned waiting_closes; /* calls of fake_close_waits that wait */
 static _Thread_local struct hvi_cu_stream *of_thread[FAKE_DEVICES];
 
 uint64_t fake_now_ns(void)
@@ -297,6 +300,28 @@ void fake_may_synchronize(const char *call)
         wait_for_all(NULL);
 }
 
+void fake_close_waits(void)
+{
+    if (fake_says("sync", "none"))
+        return;
+    pthread_mutex_lock(&lock);
+    waiting_closes++;
+    pthread_mutex_unlock(&lock);
+    wait_for_all(NULL);
+    pthread_mutex_lock(&lock);
+    if (--waiting_closes == 0)
+        pthread_cond_broadcast(&done);
+    pthread_mutex_unlock(&lock);
+}
+
+void fake_await_closes(void)
+{
+    pthread_mutex_lock(&lock);
+    while (waiting_closes > 0)
+        pthread_cond_wait(&done, &lock);
+    pthread_mutex_unlock(&lock);
+}
+
 int cu_stream_context(hvi_cu_stream handle, hvi_cu_context *context_p)
 {
     struct hvi_cu_stream *stream;
@@ -499,6 +524,7 @@ int fake_enqueue(hvi_cu_stream stream, void (*run)(void *), const void *data, si
 int fake_enqueue_copy(hvi_cu_stream stream, void (*run)(void *), const void *data, size_t bytes,
                       const struct fakegpu_span *spans, size_t count)
 {
+    fake_await_closes();
     return enqueue_spans(stream, make_work(run, data, bytes), spans, count, true);
 }
 
@@ -510,6 +536,7 @@ int fake_enqueue_kernel(hvi_cu_stream handle, void (*run)(void *), const void *d
 
     if (error != HVI_CU_OK || stream->is_capturing)
         return error != HVI_CU_OK ? error : FAKE_CAPTURE_UNSUPPORTED;
+    fake_await_closes();
     struct work *work = make_work(run, data, bytes);
     work->is_wrong = !pin_spans(work, stream, spans, count, false);
     return enqueue(stream, work);

@@ -100,6 +100,14 @@ struct range *fake_range_next(struct range *range, unsigned kinds)
     return range;
 }
 
+void fake_check_unused(struct range *range, const char *call)
+{
+    pthread_mutex_lock(&lock);
+    if (range->users > 0)
+        fake_blame("%s of %p while work in a stream uses it", call, (void *)range->base);
+    pthread_mutex_unlock(&lock);
+}
+
 void fake_range_drop(struct range *range, const char *call, bool is_waiting)
 {
     pthread_mutex_lock(&lock);

@@ -51,6 +51,8 @@ struct range *fake_range_next(struct range *range, unsigned kinds);
 /* Work in streams uses it: with `is_waiting` waits for that, else blames the caller. Then it is no more; its memory is not
  * touched. */
 void fake_range_drop(struct range *range, const char *call, bool is_waiting);
+/* Blames the caller if work in streams uses it. */
+void fake_check_unused(struct range *range, const char *call);
 /* Blames the caller if another process has it open: importers hold a shared lock on its memfd. */
 void fake_check_importers(const struct range *range, const char *call);
 /* The exporter's memory, with such a lock; -1: it is gone, or not for this user. */

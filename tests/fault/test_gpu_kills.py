@@ -420,3 +420,34 @@ def test_no_memory_for_an_import_is_that_registration_alone():
         assert "OUT_OF_MEMORY" in outcome.text, outcome
         case.job.check_usable()
         assert procs.state(case.daemon.worker()) not in "XZ"
+
+
+# ---- memory that goes ----
+
+
+def test_memory_that_is_forgotten_beside_a_stream_that_does_not_come_holds_up_no_other_set(daemon):
+    case = Case(daemon, [0, 0, 0])
+    case.warm()
+    pair, ranks = case.job.add_set([0, 2]), case.job.ranks
+    ops = {}
+    for number in (0, 2):
+        ops[number] = ranks[number].submit("allreduce", "own", dtype="int32", dims=[9], data=arith.pack(INT32, [1] * 9), reduce_op="sum",
+                                           memory="own", gpu=case.gpus[number], process_set=pair)
+    assert all(ranks[number].wait(op).ok for number, op in ops.items())
+    worker = [row["pid"] for row in rows(case)]
+    case.ask(1, "gate")
+    for number in range(3):
+        case.submit(number)
+    at_ns = time.monotonic_ns()
+    for number, op in ops.items():
+        ranks[number].free(op)  # hvd_device_forget, and then the driver's own free
+    for turn in range(3):
+        outcomes = case.job.run("allreduce", name=f"beside{turn}", dtype="int32", dims=[9], data=[arith.pack(INT32, [1] * 9)] * 2,
+                                reduce_op="sum", memory="device", each={"gpu": [0, 0]}, ranks=[0, 2], process_set=pair)
+        assert all(outcome.ok and outcome.data == arith.pack(INT32, [2] * 9) for outcome in outcomes), outcomes
+    check_prompt("the other set went on", time.monotonic_ns() - at_ns, 1_000_000_000)
+    case.ask(1, "gate", open=True)
+    for number, rank in enumerate(ranks):
+        assert rank.outcome(case.ops.pop(number)).ok
+    assert [row["pid"] for row in rows(case)] == worker
+    case.job.close()

@@ -61,7 +61,7 @@ def test_1_the_mps_variant_notices_a_server_that_takes_nobody(tmp_path):
 
 
 def test_2_stale_handles_are_recognised():
-    values = ask(2)
+    values = ask(2, settings="sync=none")
     assert values["open_2MiB"] > 0 and values["close_64MiB"] > 0
     assert values["same_handle_bytes_after_free_alloc"] == "yes"
     assert values["buffer_id_differs"] == "yes"
@@ -71,7 +71,7 @@ def test_2_stale_handles_are_recognised():
 
 
 def test_2_a_close_that_waits_for_running_work_is_noticed():
-    values = ask(2, settings="sync=close;handles=new")
+    values = ask(2, settings="handles=new")
     assert values["open_close_waits_for_running_stream"] == "yes"
     assert values["open_close_waits_for_gated_stream"] == "yes"
     assert values["close_beside_gated_stream"] > 0.9e6
@@ -194,7 +194,7 @@ CALLS = ("launch", "write_value", "wait_value", "batch_memop", "query", "progres
 
 
 def test_11_a_close_that_does_not_wait_is_said_and_the_signs_of_a_death_are_timed():
-    values = ask(11)
+    values = ask(11, settings="sync=none")
     for waiter in ("close", "free", "unregister"):
         assert values[waiter + "_waits_for_gated_stream"] == "no"
     assert not {f"{call}_blocked_by_close" for call in CALLS} & values.keys()
@@ -204,13 +204,13 @@ def test_11_a_close_that_does_not_wait_is_said_and_the_signs_of_a_death_are_time
 
 
 def test_11_blocked_calls_do_not_keep_the_others_from_being_tried():
-    values = ask(11, settings="sync=strict")
-    blocked = {"ipc_open", "mem_alloc"}
-    for waiter in ("close", "free"):
+    values = ask(11)
+    blocked = {"launch", "copy", "host_register", "mem_alloc"}
+    for waiter in ("close", "free", "unregister"):
         assert values[waiter + "_waits_for_gated_stream"] == "yes"
         for call in CALLS:
             assert values[f"{call}_blocked_by_{waiter}"] == ("yes" if call in blocked else "no")
-    assert values["ipc_open_beside_close"] > 0.2e6
+    assert values["mem_alloc_beside_close"] > 0.2e6
 
 
 def test_a_device_that_is_not_there_is_refused():

@@ -230,6 +230,92 @@ START_TEST(with_strict_synchronisation_an_allocation_waits_for_gated_streams)
 }
 END_TEST
 
+/* A call in a thread of its own, and whether it is over. */
+struct beside {
+    pthread_t thread;
+    hvi_cu_context context;
+    int (*call)(void);
+    _Atomic bool is_over;
+};
+
+static _Alignas(4096) char other_page[4096], third_page[4096];
+static hvi_cu_stream free_stream;
+static hvi_cu_ptr memory;
+
+static void *call_beside(void *user)
+{
+    struct beside *beside = user;
+
+    HVT_CU(hvt_cu.context_set(beside->context));
+    HVT_CU(beside->call());
+    atomic_store(&beside->is_over, true);
+    return NULL;
+}
+
+static void begin_beside(struct beside *beside, int (*call)(void))
+{
+    beside->call = call;
+    HVT_CU(hvt_cu.context_get(&beside->context));
+    ck_assert_int_eq(pthread_create(&beside->thread, NULL, call_beside, beside), 0);
+}
+
+static int unregister(void)
+{
+    return hvt_cu.host_unregister(other_page);
+}
+
+static int free_memory(void)
+{
+    return hvt_cu.free(memory);
+}
+
+static int copy(void)
+{
+    return hvt_cu.copy_in(memory, third_page, 8, free_stream);
+}
+
+static int allocate(void)
+{
+    hvi_cu_ptr address;
+    return hvt_cu.alloc(&address, 8);
+}
+
+static int register_memory(void)
+{
+    return hvt_cu.host_register(third_page, sizeof(third_page), HVI_CU_HOST_PORTABLE);
+}
+
+START_TEST(a_close_waits_for_gated_streams_and_other_calls_wait_for_it)
+{
+    static int (*const closes[])(void) = {unregister, free_memory};
+    static int (*const blocked[])(void) = {allocate, register_memory, copy};
+    struct beside close = {.is_over = false}, others[3] = {{.is_over = false}};
+    const int other_count = _i == 0 ? 3 : 2; /* what is copied is what is freed */
+
+    hvt_cu_begin("", "", 0);
+    hvi_cu_stream gated = hvt_cu_stream();
+    hvi_cu_ptr word = host_word();
+    free_stream = hvt_cu_stream();
+    memory = hvt_cu_alloc(64);
+    HVT_CU(hvt_cu.host_register(other_page, sizeof(other_page), HVI_CU_HOST_PORTABLE));
+    HVT_CU(hvt_cu.wait64(gated, word, 1, 0));
+    begin_beside(&close, closes[_i]);
+    hvt_nap(20);
+    HVT_CU(hvt_cu.write64(free_stream, word + 8, 9, 0));
+    ck_assert(hvt_cu_ends(free_stream)); /* neither memory operations nor queries wait */
+    for (int i = 0; i < other_count; i++)
+        begin_beside(&others[i], blocked[i]);
+    hvt_nap(20);
+    ck_assert(!atomic_load(&close.is_over));
+    for (int i = 0; i < other_count; i++)
+        ck_assert_msg(!atomic_load(&others[i].is_over), "call %d", i);
+    atomic_store(page, 1);
+    pthread_join(close.thread, NULL);
+    for (int i = 0; i < other_count; i++)
+        pthread_join(others[i].thread, NULL);
+}
+END_TEST
+
 START_TEST(everything_in_a_stream_may_be_late)
 {
     struct timespec before, after;
@@ -292,6 +378,7 @@ int main(void)
     tcase_add_test(tcase, a_stream_that_is_destroyed_does_what_it_has);
     tcase_add_loop_test(tcase, with_strict_synchronisation_an_allocation_waits_for_gated_streams, 0,
                         2);
+    tcase_add_loop_test(tcase, a_close_waits_for_gated_streams_and_other_calls_wait_for_it, 0, 2);
     tcase_add_test(tcase, everything_in_a_stream_may_be_late);
     tcase_add_test(tcase,
                    a_stream_that_is_captured_takes_no_work_and_a_memory_operation_is_a_fault);

@@ -135,13 +135,12 @@ START_TEST(many_batches_follow_each_other)
 }
 END_TEST
 
-START_TEST(a_gated_set_does_not_hold_up_another)
+/* Rank 1 alone, in a stream of its own and without a fence. */
+static uint64_t copy_of_rank_1(void)
 {
     const struct hvi_device_work work = hvt_job_work(HVI_KIND_ALLREDUCE, 1, COUNT);
-    struct hvi_device_member member;
+    struct hvi_device_member member = hvt_job_member(1);
 
-    uint64_t gated = allreduce(2, 4);
-    member = hvt_job_member(1);
     member.cell = 0;
     member.place = 0;
     hvt_batch_begin(worker, 1, 0, 0, 0);
@@ -149,7 +148,13 @@ START_TEST(a_gated_set_does_not_hold_up_another)
     hvt_batch_add(worker, &member);
     struct hvi_device_batch *head = hvi_ring_slot(&worker->channel.commands, 0);
     head->stream = 1;
-    hvt_batch_expect(worker, hvt_batch_publish(worker));
+    return hvt_batch_publish(worker);
+}
+
+START_TEST(a_gated_set_does_not_hold_up_another)
+{
+    uint64_t gated = allreduce(2, 4);
+    hvt_batch_expect(worker, copy_of_rank_1());
     ck_assert_mem_eq(hvt_job_out(1), hvt_job_in(1), COUNT * sizeof(float));
     open_gates();
     hvt_batch_expect(worker, gated);
@@ -351,6 +356,39 @@ START_TEST(what_it_has_of_memory_is_said_with_a_beat_when_it_has_changed)
 }
 END_TEST
 
+static uint32_t imports_of(uint64_t number)
+{
+    beat(number);
+    hvt_worker_hear(worker, worker->link_fd);
+    ck_assert_int_eq(worker->msg.kind, HVI_GPU_STATE);
+    return worker->msg.state.row.imports;
+}
+
+/* A close in the driver would wait for the gated stream, and the launch for the close. */
+START_TEST(memory_and_pages_are_closed_when_no_stream_has_anything)
+{
+    const struct hvt_worker_wish wish = {.call_ns = 300 * HVI_NS_MS};
+    const struct hvi_gpu_msg over = {.kind = HVI_GPU_SESSION_END, .session_end = {.page = 3}};
+
+    start_pair("", &wish);
+    hvt_job_attach(2, 0);
+    uint64_t gated = allreduce(2, 4);
+    expect_launched(gated);
+    hvt_worker_send(worker->engine_fd, &over, NULL, 0);
+    uint64_t request = hvt_engine_release(worker, hvt_ranks[2].import);
+    nap(20);
+    hvt_batch_expect(worker, copy_of_rank_1());
+    hvt_engine_expect_ack(worker, request, HVI_OK); /* though it is open */
+    nap(400);                                       /* longer than a call may last */
+    hvt_batch_expect(worker, copy_of_rank_1());
+    ck_assert_uint_eq(imports_of(1), 3);
+    open_gates();
+    hvt_batch_expect(worker, gated);
+    nap(20);
+    ck_assert_uint_eq(imports_of(2), 2);
+}
+END_TEST
+
 /* Of memory that is not looked at. */
 static void import_anything(void)
 {
@@ -460,6 +498,7 @@ int main(void)
     tcase_add_test(tcase, memory_is_given_back_when_its_batches_are_over);
     tcase_add_test(faulty, a_broken_context_ends_the_worker_with_the_reason);
     tcase_add_test(faulty, what_it_has_of_memory_is_said_with_a_beat_when_it_has_changed);
+    tcase_add_test(faulty, memory_and_pages_are_closed_when_no_stream_has_anything);
     tcase_add_test(faulty, an_open_that_does_not_end_ends_the_worker_with_the_reason);
     tcase_add_test(faulty, a_batch_that_is_younger_than_an_open_excuses_nothing);
     tcase_add_test(faulty, an_open_has_its_time_from_the_end_of_the_batches_that_are_older);
