@@ -83,7 +83,6 @@ enum {
     HVI_CU_HOST_DEVICEMAP = 2,
     HVI_CU_MEMOP_WAIT_64 = 4,
     HVI_CU_MEMOP_WRITE_64 = 5,
-    HVI_CU_WRITE_NO_BARRIER = 1, /* a flag of it: earlier writes need not be seen first */
 };
 
 struct hvi_cuda {

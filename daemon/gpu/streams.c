@@ -277,12 +277,12 @@ static bool flush(struct gpu_streams *streams, struct gpu_stream *stream, struct
 }
 
 static bool add(struct gpu_streams *streams, struct gpu_stream *stream, struct memops *memops,
-                uint32_t operation, uint32_t flags, hvi_cu_ptr address, uint64_t value)
+                uint32_t operation, hvi_cu_ptr address, uint64_t value)
 {
     if (memops->count == MEMOPS_MAX && !flush(streams, stream, memops))
         return false;
-    memops->ops[memops->count++] = (union hvi_cu_memop){
-        .op = {.operation = operation, .address = address, .value = value, .flags = flags}};
+    memops->ops[memops->count++] =
+        (union hvi_cu_memop){.op = {.operation = operation, .address = address, .value = value}};
     return true;
 }
 
@@ -299,11 +299,11 @@ bool gpu_streams_wait(struct gpu_streams *streams, struct gpu_stream *stream,
         if (member->fence != 0 &&
             !(member->page != NULL &&
               hvi_fence_is_ready(member->page, member->cell, member->turn)) &&
-            !add(streams, stream, &memops, HVI_CU_MEMOP_WAIT_64, 0,
+            !add(streams, stream, &memops, HVI_CU_MEMOP_WAIT_64,
                  member->fence + offsetof(struct hvi_fence, ready), member->turn))
             return false;
     }
-    return add(streams, stream, &memops, HVI_CU_MEMOP_WRITE_64, HVI_CU_WRITE_NO_BARRIER,
+    return add(streams, stream, &memops, HVI_CU_MEMOP_WRITE_64,
                stream->address + offsetof(struct gpu_words, begun), stream->queued) &&
            flush(streams, stream, &memops);
 }
@@ -313,7 +313,7 @@ bool gpu_streams_mark(struct gpu_streams *streams, struct gpu_stream *stream)
     struct memops memops;
 
     memops.count = 0;
-    return add(streams, stream, &memops, HVI_CU_MEMOP_WRITE_64, 0,
+    return add(streams, stream, &memops, HVI_CU_MEMOP_WRITE_64,
                stream->address + offsetof(struct gpu_words, portions), ++stream->portions) &&
            flush(streams, stream, &memops);
 }
@@ -322,19 +322,16 @@ bool gpu_streams_finish(struct gpu_streams *streams, struct gpu_stream *stream,
                         const struct gpu_batch *batch)
 {
     struct memops memops;
-    uint32_t flags = 0; /* one barrier is enough */
 
     memops.count = 0;
     for (uint32_t i = 0; i < batch->member_count; i++) {
         const struct gpu_member *member = &batch->members[i];
-        if (member->fence == 0)
-            continue;
-        if (!add(streams, stream, &memops, HVI_CU_MEMOP_WRITE_64, flags,
+        if (member->fence != 0 &&
+            !add(streams, stream, &memops, HVI_CU_MEMOP_WRITE_64,
                  member->fence + offsetof(struct hvi_fence, done), member->turn))
             return false;
-        flags = HVI_CU_WRITE_NO_BARRIER;
     }
-    return add(streams, stream, &memops, HVI_CU_MEMOP_WRITE_64, flags,
+    return add(streams, stream, &memops, HVI_CU_MEMOP_WRITE_64,
                stream->address + offsetof(struct gpu_words, finished), stream->queued) &&
            flush(streams, stream, &memops);
 }

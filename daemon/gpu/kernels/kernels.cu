@@ -322,6 +322,7 @@ INLINE void spread(const struct hvd_reduce_args *args, struct place place, int p
 
 /* ---- pieces ---- */
 
+/* `tile`: a power of two that the compiler knows. A division would cost the threads more than the copy: each looks at all pieces. */
 INLINE uint64_t tiles_of(uint64_t count, uint64_t tile)
 {
     return (count + tile - 1) / tile;
@@ -342,7 +343,7 @@ INLINE void pack_pieces(const struct hvd_pack_args *args, struct place place, bo
     uint64_t turn = place.block;
 
     for (uint32_t p = 0; p < args->pieces; p++) {
-        const uint64_t count = args->piece[p].count, tiles = tiles_of(count, tile);
+        const uint64_t count = args->piece[p].count, tiles = tiles_of(count * size, TILE_BYTES);
         LOOP for (; turn < tiles; turn += place.blocks)
         {
             const uint64_t piece = args->piece[p].piece + turn * tile * size;
