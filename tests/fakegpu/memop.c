@@ -2,7 +2,7 @@
  * Waits for values and writes of values, 64 bits.
  *
  * Rules. A wait is signed and cyclic: (int64)(word - value) >= 0; one that is never satisfied hangs (cuda.h). A stream's write
- * and a CPU's store into registered memory release it; a copy does not, until the word is stored otherwise (P4). An address that
+ * a CPU's store into registered memory and a copy release it (P4, an H100). An address that
  * is neither the device's nor registered is an error, so is one that is not aligned (cuda.h). Fewer than 256 operations in one call
  * (cuda.h), and no flags: of the second version of these calls cuda.h says that it has no NO_MEMORY_BARRIER, and an H100's driver
  * refuses it. In a capturing stream they are a fault of the test (section 2.5). Without the device's attribute: NOT_SUPPORTED. */
@@ -18,8 +18,7 @@ struct wait {
     struct wait *next;
     _Atomic uint64_t *at;
     uint64_t value;
-    uint64_t ignored; /* what a copy has put there */
-    bool is_ignoring, is_written;
+    bool is_written;
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -37,9 +36,6 @@ static bool is_over(struct wait *wait, bool is_deaf)
 
     if (is_deaf && !wait->is_written)
         return false;
-    if (wait->is_ignoring && word == wait->ignored)
-        return false;
-    wait->is_ignoring = false;
     return is_reached(word, wait->value);
 }
 
@@ -82,35 +78,7 @@ static void run_write(_Atomic uint64_t *at, uint64_t value)
     pthread_mutex_lock(&lock);
     atomic_store(at, value);
     for (struct wait *wait = waits; wait != NULL; wait = wait->next) {
-        if (wait->at == at) {
-            wait->is_ignoring = false;
-            wait->is_written = true;
-        }
-    }
-    pthread_mutex_unlock(&lock);
-}
-
-void fake_copy(void *to, const void *from, int value, size_t bytes)
-{
-    const bool is_releasing = fake_says("copies", "release");
-
-    pthread_mutex_lock(&lock);
-    bool is_watched = false;
-    for (struct wait *wait = waits; wait != NULL; wait = wait->next)
-        is_watched = is_watched || (uintptr_t)wait->at - (uintptr_t)to < bytes;
-    if (!is_watched)
-        pthread_mutex_unlock(&lock);
-    if (from != NULL)
-        memcpy(to, from, bytes);
-    else
-        memset(to, value, bytes);
-    if (!is_watched)
-        return;
-    for (struct wait *wait = waits; wait != NULL; wait = wait->next) {
-        if (!is_releasing && (uintptr_t)wait->at - (uintptr_t)to < bytes) {
-            wait->is_ignoring = true;
-            wait->ignored = atomic_load(wait->at);
-        }
+        wait->is_written = wait->is_written || wait->at == at;
     }
     pthread_mutex_unlock(&lock);
 }

@@ -22,7 +22,6 @@
  *   unregister, which do: all that may, or one kind; load is also a first launch (section 2.4) |
  * | sync=none | | none waits, not even close, free and unregister (P2's other answer) |
  * | handles=new | | the bytes of handles never repeat (P2's other answer) |
- * | copies=release | | a copy releases a waiting stream (P4's other answer) |
  * | free=keeps | | freeing memory that another process has open is no fault of the test (P3's expected answer) |
  * | ranges=block | | the address range of an opened handle is that of a block around it (P2) |
  * | connect=first | | the first op of a communicator, or its group, waits in its call for all ranks (NCCL 2.22) |
