@@ -423,7 +423,7 @@ def train_run(bench: Bench, name: str, ranks: int, ways: str, more: dict[str, st
 
 def train(bench: Bench) -> None:
     """Training, without MPS."""
-    bench.attempt("train np1", train_run, "train-np1", 1, "apart,ddp,hvd", {})
+    bench.attempt("train np1", train_run, "train-np1", 1, "apart,hvd,ddp", {})
     bench.attempt("train np2", train_run, "train-np2", 2, "apart,hvd", {})
 
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import datetime
 import json
 import os
-import tempfile
 import time
 from typing import Any, Callable
 
@@ -103,9 +103,9 @@ def with_hvd(training: Training) -> None:
 def with_ddp(training: Training) -> None:
     """At its best: gradients are views of its buckets."""
     if not dist.is_initialized():
-        with tempfile.TemporaryDirectory() as folder:
-            dist.init_process_group("nccl" if training.device == "cuda" else "gloo", init_method=f"file://{folder}/meet", rank=0,
-                                    world_size=1)
+        # NCCL looks into the store at the first collective only, so it must last.
+        dist.init_process_group("nccl" if training.device == "cuda" else "gloo", store=dist.HashStore(), rank=0, world_size=1,
+                                timeout=datetime.timedelta(seconds=20))
     training.model = nn.parallel.DistributedDataParallel(training.plain, gradient_as_bucket_view=True)
 
 
