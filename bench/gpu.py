@@ -326,9 +326,11 @@ def mps(bench: Bench) -> None:
         return
     with MpsServer(bench.options.out) as server:
         op_pair(bench, "mps op4", "mps-alone", MIB, server.environment)
+        for ranks in (2, 8):
+            bench.attempt(f"mps reduce np {ranks}", reduce_run, ranks, "mps ", server.environment)
 
 
-def reduce_run(bench: Bench, ranks: int) -> None:
+def reduce_run(bench: Bench, ranks: int, prefix: str = "", more: dict[str, str] | None = None) -> None:
     """So many ranks."""
     fake = bench.options.fake
 
@@ -337,11 +339,11 @@ def reduce_run(bench: Bench, ranks: int) -> None:
             if f"{kind}_of_copy" not in figures:
                 continue
             percent = figures[f"{kind}_of_copy"][0]
-            bench.add(f"reduce np {ranks}", f"256 MiB per rank, {kind.replace('_', ' ')}, of a copy's rate",
+            bench.add(f"{prefix}reduce np {ranks}", f"256 MiB per rank, {kind.replace('_', ' ')}, of a copy's rate",
                       f"{percent:.1f} % ({figures[kind][0]:.4g} µs; copy {figures['copy'][0]:.4g} GB/s)", f"≥ {REDUCE_PERCENT} %",
                       percent >= REDUCE_PERCENT)
-        bench.publish(f"reduce np {ranks}", figures, {"fp32_in_turn_of_copy": "fp32 apart, each op when the one before is over, of a copy's rate"})
-    bench.judged(rows, f"reduce-np{ranks}", ranks, "reduce", 30, bytes=65536 if fake else 256 * MIB, chain=3 if fake else 16,
+        bench.publish(f"{prefix}reduce np {ranks}", figures, {"fp32_in_turn_of_copy": "fp32 apart, each op when the one before is over, of a copy's rate"})
+    bench.judged(rows, f"{prefix.strip()}reduce-np{ranks}", ranks, "reduce", 30, more, bytes=65536 if fake else 256 * MIB, chain=3 if fake else 16,
                  repeats=2 if fake else 3)
 
 
@@ -349,6 +351,16 @@ def reduce(bench: Bench) -> None:
     """Large tensors of several ranks of one GPU."""
     for ranks in (2,) if bench.options.fake else (2, 4, 8):
         bench.attempt(f"reduce np {ranks}", reduce_run, ranks)
+
+
+def kernels(bench: Bench) -> None:
+    """The reduction alone: the worker's kernel, with 1, 2, 4 and 8 inputs and outputs."""
+    figures = bench.program("kernels", 0, "kernels", 20, bytes=65536 if bench.options.fake else 256 * MIB, repeats=2 if bench.options.fake else 7)
+    for kind in ("fp32", "bf16"):
+        parts = [figures[f"{kind}_{inputs}_of_copy"][0] for inputs in (1, 2, 4, 8)]
+        bench.add("kernels", f"hvd_reduce alone, 256 MiB each, {kind}, 1, 2, 4, 8 inputs, of a copy's rate",
+                  ", ".join(f"{part:.1f}" for part in parts) + f" % (copy {figures['copy'][0]:.4g} GB/s)", f"≥ {REDUCE_PERCENT} %",
+                  min(parts) >= REDUCE_PERCENT)
 
 
 def pack(bench: Bench) -> None:
@@ -452,7 +464,7 @@ def large(bench: Bench) -> None:
 
 
 MEASURES: dict[str, Callable[[Bench], None]] = {
-    "op4": op4, "reduce": reduce, "pack": pack, "attach": attach, "mps": mps, "train": train, "train-mps": train_mps, "large": large,
+    "op4": op4, "kernels": kernels, "reduce": reduce, "pack": pack, "attach": attach, "mps": mps, "train": train, "train-mps": train_mps, "large": large,
     "train4": train4}
 
 
@@ -488,7 +500,7 @@ def main() -> int:
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--only", default=",".join(MEASURES))
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=140)
+    parser.add_argument("--seconds", type=float, default=200)
     parser.add_argument("--fake", action="store_true")
     options = parser.parse_args()
     names = options.only.split(",")

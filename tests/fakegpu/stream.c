@@ -3,8 +3,8 @@
  * queue has a thread and works strictly in order.
  *
  * Rules. A gated stream blocks those that share its connection (CUDA guide; P8). Stream i has connection i modulo their number,
- * which is read when the first context is made (P8). The default stream waits for all that are not "non-blocking", and they for
- * it (CUDA guide). After a sticky error nothing runs any more (P9). A stream of another context is no stream (cuda.h). A capturing
+ * which is read when the first context is made (P8: an H100 gives it another one as long as any is free; the fake is harsher).
+ * The default stream waits for all that are not "non-blocking", and they for it (CUDA guide). After a sticky error nothing runs any more (P9). A stream of another context is no stream (cuda.h). A capturing
  * stream takes no work, and a memory operation in it is the test's fault: it would run when the graph does (section 2.5).
  * cuIpcCloseMemHandle, cuMemFree and cuMemHostUnregister wait for all streams of the process, gated ones as well. While one
  * waits, launches, copies, allocations and registrations of other threads wait for it (P2, P11: an H100, driver 580). */
