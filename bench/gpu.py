@@ -219,7 +219,9 @@ class MpsServer:
         self.out = out
         self.folder = tempfile.mkdtemp(prefix="hvd-mps-")
         os.mkdir(f"{self.folder}/log")
-        self.environment = {"CUDA_MPS_PIPE_DIRECTORY": self.folder, "CUDA_MPS_LOG_DIRECTORY": f"{self.folder}/log"}
+        # As hvdrun --gpu-mps has it: all clients share one pool of connections.
+        self.environment = {"CUDA_MPS_PIPE_DIRECTORY": self.folder, "CUDA_MPS_LOG_DIRECTORY": f"{self.folder}/log",
+                            "CUDA_DEVICE_MAX_CONNECTIONS": "8"}
 
     def _control(self, words: list[str], text: str, limit_s: float) -> str:
         """"" or why it has failed."""
@@ -335,6 +337,8 @@ def reduce_run(bench: Bench, ranks: int, prefix: str = "", more: dict[str, str] 
     fake = bench.options.fake
 
     def rows(figures: Figures) -> None:
+        if prefix and not figures.get("mps", (0, ""))[0]:
+            bench.add(f"{prefix}reduce np {ranks}", "whether MPS has taken the ranks", "no: the rows below are not under MPS")
         for kind in ("fp32_in_place", "bf16_in_place", "fp32_apart", "bf16_apart"):
             if f"{kind}_of_copy" not in figures:
                 continue

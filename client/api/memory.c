@@ -99,7 +99,7 @@ static int drop(struct hvd_session *session, void *ptr, bool is_alloc, const cha
         return rc;
     rc = detach_row(session, ptr, is_alloc, what, &row);
     if (rc == HVD_OK)
-        client_control_region_remove(&session->link, row->region_id);
+        (void)client_control_region_remove(&session->link, row->region_id);
     client_session_leave(session);
     if (rc != HVD_OK || client_table_release(row))
         return rc;
@@ -254,9 +254,17 @@ static int forget(struct hvd_session *session, const void *ptr)
     if (rc != HVD_OK)
         return rc;
     client_table_remove(&session->memory.table, row);
-    client_control_region_remove(&session->link, row->region_id);
+    const bool has_gone = client_control_region_remove(&session->link, row->region_id);
     (void)client_table_release(row);
-    return HVD_OK;
+    if (has_gone || session->link.end_status != HVD_OK)
+        return HVD_OK;
+    return client_error(
+        HVD_ERR_TIMEOUT,
+        "hvd_device_forget: %p is forgotten, but the GPU's worker has not let go of "
+        "it in %d s, as it is never without ops; memory of a pool "
+        "(cuMemAllocFromPoolAsync) must not be freed before the session ends, other "
+        "memory may be",
+        ptr, (int)(CLIENT_ACK_NS / 1000000000));
 }
 
 int hvd_device_forget(struct hvd_session *session, void *ptr)

@@ -306,13 +306,14 @@ static struct hvi_packet_msg remove_msg(uint64_t request, uint32_t region_id)
     return msg;
 }
 
-void client_control_region_remove(struct client_link *link, uint32_t region_id)
+bool client_control_region_remove(struct client_link *link, uint32_t region_id)
 {
     struct client_pending pending = {.request = ++link->last_request};
     struct hvi_packet_msg msg = remove_msg(pending.request, region_id);
     struct request request = {.msg = &msg};
     if (link->end_status == HVD_OK)
         call(link, &request, CLIENT_ACK_NS, &pending);
+    return pending.done;
 }
 
 void client_control_region_forget(struct client_link *link, uint32_t region_id)

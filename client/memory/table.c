@@ -157,7 +157,7 @@ static void sweep(struct client_table *table, uintptr_t base, uint64_t bytes)
     while ((row = client_table_overlapping(table, base, bytes)) && row->adoption &&
            row->users == 0 && !client_forked_is_intact(row->adoption)) {
         client_table_remove(table, row);
-        client_control_region_remove(table->link, row->region_id);
+        (void)client_control_region_remove(table->link, row->region_id);
         (void)client_table_release(row);
     }
 }

@@ -511,11 +511,15 @@ static bool overlaps(const struct gpu_import *import, const struct hvi_device_me
            memory->address - import->address < import->bytes;
 }
 
-/* Whether opening the one could give the mapping of the other out again. */
-static bool may_be_mistaken(const struct gpu_import *import, const struct hvi_device_memory *memory)
+/* Whether opening the one could give the mapping of the other out again. The bytes of a pool's memory say nothing beyond its pool. */
+static bool may_be_mistaken(const struct gpu_import *import, const struct gpu_exporter *exporter,
+                            const struct hvi_device_memory *memory)
 {
-    return import->kind != HVI_DEVICE_VMM && memory->kind != HVI_DEVICE_VMM &&
-           memcmp(import->exported.handle, memory->handle, sizeof(memory->handle)) == 0;
+    if (import->kind == HVI_DEVICE_VMM || import->kind != memory->kind ||
+        memcmp(import->exported.handle, memory->handle, sizeof(memory->handle)) != 0)
+        return false;
+    return import->kind != HVI_DEVICE_POOL ||
+           (import->exporter == exporter && overlaps(import, memory));
 }
 
 static bool is_same(const struct gpu_import *import, const struct gpu_exporter *exporter,
@@ -540,7 +544,7 @@ static struct gpu_import *find_memory(struct gpu_imports *imports,
         if (is_same(import, exporter, memory) &&
             (import->state != CLOSING || keep_open(imports, import)))
             return import;
-        const bool is_mistaken = may_be_mistaken(import, memory);
+        const bool is_mistaken = may_be_mistaken(import, exporter, memory);
         if ((is_mistaken || (import->exporter == exporter && overlaps(import, memory))) &&
             import->state == OPEN && import->holders == NULL)
             begin_close(imports, import);

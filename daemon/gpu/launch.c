@@ -349,6 +349,7 @@ static bool await_room(struct stepping *stepping)
         (void)nanosleep(&nap, NULL);
     }
     atomic_store_explicit(&launch->calls.batch, batch, memory_order_relaxed);
+    gpu_stream_look_again(stepping->stream);
     return !launch->calls.failed;
 }
 

@@ -62,7 +62,7 @@ bool gpu_streams_wait(struct gpu_streams *streams, struct gpu_stream *stream,
                       const struct gpu_batch *batch);
 bool gpu_streams_launch(struct gpu_streams *streams, struct gpu_stream *stream,
                         const struct gpu_step *step);
-/* NCCL's step comes, which may wait for other GPUs: the kernels behind it look again. */
+/* What comes next may be late, or has waited: the kernels behind it look again. */
 static inline void gpu_stream_look_again(struct gpu_stream *stream)
 {
     stream->seen_from = 0;

@@ -12,6 +12,8 @@ from hvt.rank import Rank
 
 FLOAT, INT32 = arith.DTYPES["float32"], arith.DTYPES["int32"]
 PAIRS = [[0, 1]] if sanitized() else layouts([0, 0], [0, 1])  # on which GPUs two ranks have their tensors
+# The fake ends a rank that frees what a worker has open. A worker that gets no CPU answers before it has closed, after 200 ms.
+STRICT = "devices=2" if sanitized() else "devices=2;free=strict"
 REFUSED = ("memory-refused", "op-failed", "worker-refused", "worker-ended", "no-device")
 
 
@@ -142,7 +144,7 @@ def test_many_ops_in_flight_are_done_in_few_batches(daemon):
 
 
 def test_memory_that_is_forgotten_is_free_when_the_call_returns():
-    with gpus("devices=2;free=strict") as daemon:  # where the fake ends a rank that frees what a worker has open
+    with gpus(STRICT) as daemon:
         job = Job(daemon, 2)
         for gpu_of in layouts([0, 0], [0, 1], [1, 1]):
             inputs = inputs_of(2, 100)
@@ -203,7 +205,7 @@ def test_memory_in_chunks_takes_part_in_streams(daemon):
 
 
 def test_memory_of_a_pool_that_can_be_shared():
-    with gpus("devices=2;free=strict") as daemon:  # where the fake ends a rank that frees what a worker has open
+    with gpus(STRICT) as daemon:
         job = Job(daemon, 2)
         for turn in range(2):
             inputs = inputs_of(2, 100 + turn)

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #define COUNT 1000u
+#define MANY  60000u /* elements: a kernel of more blocks than look by themselves */
 
 static struct hvt_worker *const worker = &hvt_workers[0];
 
@@ -111,6 +112,29 @@ START_TEST(a_cancelled_batch_runs_through_and_writes_nothing)
     open_gates();
     hvt_batch_expect(worker, batch);
     hvt_job_expect_sum(0, 2, COUNT, 1);
+}
+END_TEST
+
+/* In the same cell, where the batch before it was not cancelled. */
+START_TEST(of_a_cancelled_batch_no_block_of_many_writes)
+{
+    for (int turn = 0; turn < 4; turn++) {
+        hvt_job_fill(MANY);
+        uint64_t batch = allreduce(2, MANY);
+        hvt_job_open_gate(1);
+        expect_launched(batch);
+        for (uint32_t rank = 0; turn % 2 == 1 && rank < 2; rank++)
+            hvi_fence_store_skip(&hvt_ranks[rank].fences, 1, hvt_ranks[rank].turn);
+        hvt_job_open_gate(0);
+        hvt_batch_expect(worker, batch);
+        ck_assert(hvt_job_is_released(0) && hvt_job_is_released(1));
+        for (uint32_t rank = 0; rank < 2; rank++) {
+            if (turn % 2 == 1)
+                expect_untouched(rank, MANY * sizeof(float));
+            else
+                hvt_job_expect_sum(rank, 2, MANY, 1);
+        }
+    }
 }
 END_TEST
 
@@ -486,6 +510,7 @@ int main(void)
     tcase_add_checked_fixture(faulty, NULL, hvt_job_end);
     tcase_add_test(tcase, ranks_of_one_gpu_are_summed_once_all_of_their_streams_have_come);
     tcase_add_test(tcase, a_cancelled_batch_runs_through_and_writes_nothing);
+    tcase_add_test(tcase, of_a_cancelled_batch_no_block_of_many_writes);
     tcase_add_test(tcase, a_batch_that_waits_is_not_told_to_have_begun);
     tcase_add_test(tcase, many_batches_follow_each_other);
     tcase_add_test(tcase, a_gated_set_does_not_hold_up_another);
