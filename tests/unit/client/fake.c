@@ -288,6 +288,8 @@ static void add_fences(struct hvt_fake_session *session, const struct hvi_fence_
 static void remove_region(struct hvt_fake_session *session, const struct hvi_region_remove *remove)
 {
     struct fake_region *region = find_region(session, remove->region);
+    if (session->fake->script.keeps)
+        return;
     if (region) {
         hvi_region_fini(&region->map);
         region->id = 0;

@@ -681,6 +681,26 @@ START_TEST(a_worker_that_does_not_come_is_told_in_hvdds_words)
 }
 END_TEST
 
+/* A worker that is never without ops: what only it can close, as memory of a pool, must not be freed. */
+START_TEST(memory_that_the_worker_does_not_let_go_of_is_said_to_be_open)
+{
+    const struct hvt_fake_script script = {
+        .manual = true, .features = HVI_FEATURE_DEVICE, .keeps = true};
+    struct hvd_op *op;
+    load("devices=2", "");
+    fake = hvt_fake_start(&script);
+    session = hvt_fake_open(fake);
+    engine = hvt_fake_session(fake, 0);
+    float *memory = alloc(BYTES);
+    struct hvi_submission slot = submit(memory, memory, NULL, &op);
+    finish(op, &slot, HVD_OK);
+    ck_assert_int_eq(hvd_device_forget(session, memory), HVD_ERR_TIMEOUT);
+    ck_assert_ptr_nonnull(strstr(hvd_last_error(), "pool"));
+    ck_assert_int_eq(hvd_device_forget(session, memory), HVD_ERR_NOT_FOUND);
+    tear_down();
+}
+END_TEST
+
 START_TEST(staged_tensors_are_copied_in_and_out)
 {
     struct hvd_op *op = NULL;
@@ -792,6 +812,7 @@ int main(void)
     tcase_add_test(tcase,
                    an_engine_without_workers_is_refused_with_what_is_missing_and_the_next_step);
     tcase_add_test(tcase, a_worker_that_does_not_come_is_told_in_hvdds_words);
+    tcase_add_test(tcase, memory_that_the_worker_does_not_let_go_of_is_said_to_be_open);
     tcase_add_test(tcase, staged_tensors_are_copied_in_and_out);
     tcase_add_test(tcase, a_stage_whose_op_fails_leaves_the_output_alone);
     tcase_add_test(tcase, streams_without_memory_operations_are_refused);
