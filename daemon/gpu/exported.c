@@ -91,6 +91,14 @@ void gpu_exported_fini(struct gpu_exported *exported)
 
 /* ---- errors ---- */
 
+/* The MPS server that has this process' context has ended, or recovers from a fault that ended all contexts. Too many clients or
+ * connections is no such error: a context that exists keeps what it has. */
+static bool is_mps_lost(int error)
+{
+    return error == HVI_CU_MPS_CONNECTION_FAILED || error == HVI_CU_MPS_RPC_FAILURE ||
+           error == HVI_CU_MPS_SERVER_NOT_READY || error == HVI_CU_MPS_CLIENT_TERMINATED;
+}
+
 /* Every later call of this process gives the same (driver API: "the process must be terminated"). */
 static bool is_sticky(int error)
 {
@@ -100,7 +108,7 @@ static bool is_sticky(int error)
         if (errors[i] == error)
             return true;
     }
-    return false;
+    return is_mps_lost(error);
 }
 
 static int status_of(int error)

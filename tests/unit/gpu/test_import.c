@@ -786,6 +786,19 @@ START_TEST(a_small_allocation_may_lie_within_a_block)
 }
 END_TEST
 
+START_TEST(an_mps_server_that_is_lost_ends_the_process_and_too_many_clients_do_not)
+{
+    const int error = HVI_CU_MPS_CONNECTION_FAILED + _i;
+    const bool has_room = error != HVI_CU_MPS_MAX_CLIENTS && error != HVI_CU_MPS_MAX_CONNECTIONS;
+    struct gpu_calls calls = {.cuda = &device.cuda};
+    struct gpu_outcome outcome = {.status = HVI_OK};
+
+    ck_assert(!gpu_outcome_good(&calls, &outcome, "cuIpcOpenMemHandle", error));
+    ck_assert_int_eq(outcome.status, HVI_ERR_UNSUPPORTED);
+    ck_assert_int_eq(calls.failed, has_room);
+}
+END_TEST
+
 START_TEST(a_number_that_is_taken_breaks_the_protocol)
 {
     struct exported memory = allocate();
@@ -811,6 +824,9 @@ int main(void)
     tcase_add_test(tcase, an_address_that_was_freed_and_allocated_again_is_opened_again);
     tcase_add_test(tcase, what_cannot_be_imported_is_an_answer);
     tcase_add_test(tcase, a_number_that_is_taken_breaks_the_protocol);
+    tcase_add_loop_test(tcase,
+                        an_mps_server_that_is_lost_ends_the_process_and_too_many_clients_do_not, 0,
+                        HVI_CU_MPS_CLIENT_TERMINATED - HVI_CU_MPS_CONNECTION_FAILED + 1);
     tcase_add_test(tcase, chunks_are_one_range_which_outlives_the_exporter_s_mapping);
     tcase_add_test(tcase, a_range_that_has_grown_is_opened_beside_the_smaller_one);
     tcase_add_test(tcase, chunks_that_are_not_what_was_said_are_refused_and_leave_nothing);
