@@ -545,8 +545,9 @@ def test_everything_goes_when_hvdrun_is_killed_at_any_moment(launcher):
 
 def test_a_daemon_that_is_named_is_used_and_outlives_the_job(launcher):
     with Daemon() as daemon:
-        done = launcher.run("-np", "2", "--address", str(daemon.address), "sh", "-c", "echo $HVD_ADDRESS")
+        done = launcher.run("-np", "2", "--address", str(daemon.address), "--gpu-mps", "sh", "-c", "echo $HVD_ADDRESS")
         assert done.stdout.count(f"<stdout>:{daemon.address}\n") == 2 and not launcher.directories()
+        assert f"--gpu-mps does nothing here: the hvdd at {daemon.address} has no MPS; start that hvdd with" in done.stderr
         done = launcher.run("-np", "2", "sh", "-c", "echo $HVD_ADDRESS", environment={"HVD_ADDRESS": str(daemon.address)})
         assert done.stdout.count(f"<stdout>:{daemon.address}\n") == 2
         assert daemon.ctl.json("status")["daemon"]["pid"] == daemon.pid

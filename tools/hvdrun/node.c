@@ -11,6 +11,7 @@
 #include "tools/hvdrun/node.h"
 
 #include "base/clock.h"
+#include "base/mps.h"
 #include "base/status.h"
 #include "base/types.h"
 #include "tools/hvdrun/start.h"
@@ -59,6 +60,18 @@ static bool is_address_given(const struct run_options *options)
     return options->address != NULL || (from_env != NULL && from_env[0] != '\0');
 }
 
+/* A hvdd that runs has what it was started with. */
+static void check_mps(const struct run_node *node)
+{
+    char path[HVD_ADMIN_DIR_MAX + 32];
+    snprintf(path, sizeof path, "%s/" HVI_MPS_PID, node->address);
+    if (node->plan->options->gpu_mps && access(path, F_OK) != 0)
+        say(node,
+            "--gpu-mps does nothing here: the hvdd at %s has no MPS; start that hvdd with "
+            "--gpu-mps=yes, or leave out --address and HVD_ADDRESS to get a private one",
+            node->address);
+}
+
 /* Finds or starts the daemon. False with a sentence. */
 static bool find_daemon(struct run_node *node, char *text_p, size_t text_size)
 {
@@ -72,6 +85,8 @@ static bool find_daemon(struct run_node *node, char *text_p, size_t text_size)
                      "no hvdd answers at %s; start one, or leave out --address and HVD_ADDRESS to "
                      "get a private one",
                      place.tried);
+        else
+            check_mps(node);
         return status == HVI_OK;
     }
     const struct run_daemon_plan plan = {
