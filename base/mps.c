@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  * A pid in a file may be another process' by now. So a process counts only if its command line names the program and its
- * environment names our directory. */
+ * environment names our directory. Servers are in the session of the control daemon, whose number may be another session's once
+ * all have ended: they have our directory in their environment, too. */
 #include "base/mps.h"
 
+#include "base/fate.h"
 #include "base/file.h"
 
+#include <dirent.h>
 #include <ftw.h>
 #include <limits.h>
 #include <signal.h>
@@ -12,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/pidfd.h>
 #include <unistd.h>
 
 #define ENVIRONMENT_BYTES (256 * 1024) /* what is behind it is not looked at */
@@ -31,16 +35,64 @@ static bool has(pid_t pid, const char *name, const char *bytes, size_t length)
     return is_there;
 }
 
-pid_t hvi_mps_find(const char *dir)
+static bool is_told(pid_t pid, const char *dir)
 {
-    char path[PATH_MAX], setting[PATH_MAX], text[32];
+    char setting[PATH_MAX];
+
+    snprintf(setting, sizeof setting, HVI_MPS_PIPE_VAR "=%s/" HVI_MPS_PIPES, dir);
+    return has(pid, "environ", setting, strlen(setting) + 1);
+}
+
+static pid_t read_pid(const char *dir)
+{
+    char path[PATH_MAX], text[32];
 
     snprintf(path, sizeof path, "%s/" HVI_MPS_PID, dir);
-    snprintf(setting, sizeof setting, HVI_MPS_PIPE_VAR "=%s/" HVI_MPS_PIPES, dir);
-    const pid_t pid = hvi_file_read(path, text, sizeof text) > 0 ? (pid_t)atoi(text) : 0;
+    return hvi_file_read(path, text, sizeof text) > 0 ? (pid_t)atoi(text) : 0;
+}
+
+pid_t hvi_mps_find(const char *dir)
+{
+    const pid_t pid = read_pid(dir);
     const bool is_ours = pid > 1 && has(pid, "cmdline", HVI_MPS_PROGRAM, strlen(HVI_MPS_PROGRAM)) &&
-                         has(pid, "environ", setting, strlen(setting) + 1);
+                         is_told(pid, dir);
     return is_ours ? pid : 0;
+}
+
+/* Whether the number is another process' by now: one that has just ended has no command line. */
+static bool is_other(pid_t pid)
+{
+    char path[64], text[16];
+
+    snprintf(path, sizeof path, "/proc/%d/cmdline", (int)pid);
+    return hvi_file_read(path, text, sizeof text) > 0 &&
+           !has(pid, "cmdline", HVI_MPS_PROGRAM, strlen(HVI_MPS_PROGRAM));
+}
+
+/* The descriptor comes first: then the process that was looked at is the one that is killed. */
+static void kill_if_ours(pid_t pid, pid_t session, const char *dir)
+{
+    const int fd = getsid(pid) == session ? hvi_pidfd_open(pid) : -1;
+
+    if (fd < 0)
+        return;
+    if (getsid(pid) == session && is_told(pid, dir))
+        pidfd_send_signal(fd, SIGKILL, NULL, 0);
+    close(fd);
+}
+
+void hvi_mps_kill(const char *dir, pid_t pid)
+{
+    DIR *stream = pid > 1 && !is_other(pid) ? opendir("/proc") : NULL;
+    const struct dirent *entry;
+
+    if (stream == NULL)
+        return;
+    kill_if_ours(pid, pid, dir); /* it starts no server any more */
+    while ((entry = readdir(stream)) != NULL)
+        if (atoi(entry->d_name) > 1)
+            kill_if_ours((pid_t)atoi(entry->d_name), pid, dir);
+    closedir(stream);
 }
 
 static int remove_one(const char *path, const struct stat *info, int type, struct FTW *at)
@@ -53,16 +105,12 @@ static int remove_one(const char *path, const struct stat *info, int type, struc
 void hvi_mps_remove(const char *dir)
 {
     static const char *const names[] = {HVI_MPS_PIPES, HVI_MPS_LOGS, HVI_MPS_PID};
-    const pid_t pid = hvi_mps_find(dir);
     char path[PATH_MAX];
 
     snprintf(path, sizeof path, "%s/" HVI_MPS_PID, dir);
     if (access(path, F_OK) != 0)
         return;
-    if (pid > 0) {
-        kill(-pid, SIGKILL); /* hvdd has made it the leader of a session */
-        kill(pid, SIGKILL);
-    }
+    hvi_mps_kill(dir, read_pid(dir));
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         snprintf(path, sizeof path, "%s/%s", dir, names[i]);
         nftw(path, remove_one, FOLDERS_OPEN, FTW_DEPTH | FTW_PHYS);

@@ -207,6 +207,17 @@ void node_gpu_stop_all(struct node_gpu *gpu, const char *reason)
     }
 }
 
+void node_gpu_stop_idle(struct node_gpu *gpu, const char *reason)
+{
+    struct node_worker *worker;
+
+    DL_FOREACH(gpu->workers, worker)
+    {
+        if (worker->state == NODE_WORKER_IDLE)
+            node_worker_stop(worker, reason);
+    }
+}
+
 int node_gpu_rows(const struct node_gpu *gpu, struct hvi_admin_reply *reply)
 {
     const struct node_worker *worker;

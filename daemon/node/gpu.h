@@ -92,6 +92,8 @@ void node_gpu_engine_back(struct node_gpu *gpu, const struct node_gpu_asker *ask
 void node_gpu_engine_gone(struct node_gpu *gpu, struct node_engine *engine);
 /* hvdd ends: all workers are told, and killed after a grace; calls->empty follows if there are any. */
 void node_gpu_stop_all(struct node_gpu *gpu, const char *reason);
+/* Ends the workers that no engine has. */
+void node_gpu_stop_idle(struct node_gpu *gpu, const char *reason);
 /* A row of each worker, at most HVI_WIRE_ROWS_MAX, into `reply`, which owns them. HVI_OK or HVI_ERR_NO_MEMORY. */
 int node_gpu_rows(const struct node_gpu *gpu, struct hvi_admin_reply *reply);
 /* Workers that have a place: of `uid`, NULL: of all users. */

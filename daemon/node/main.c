@@ -134,6 +134,13 @@ static void mps_ended(void *user)
     node_stop_check(user);
 }
 
+static void mps_lost(void *user)
+{
+    struct node *node = user;
+
+    node_gpu_stop_idle(&node->gpu, "MPS has ended, and with it what the worker had on its GPU");
+}
+
 static void open_gpus(struct node *node)
 {
     node->mps = (struct node_mps){.event = node->event,
@@ -141,6 +148,7 @@ static void open_gpus(struct node *node)
                                   .rundir = &node->rundir,
                                   .private_mode = node->private_mode,
                                   .ended = mps_ended,
+                                  .lost = mps_lost,
                                   .user = node};
     node_mps_open(&node->mps);
     node_gpu_open(&node->gpu, node->event, &node->config, &node_link_gpu_calls, node,

@@ -2,14 +2,17 @@
  * An MPS control daemon (NVIDIA's nvidia-cuda-mps-control) of hvdd's own, where gpu-mps asks for it (ADR 0028):
  *
  *   none ── node_mps_open ──► running ── its process ends ──► waiting ── back-off ──► running
- *                                └──── node_mps_stop: "quit", SIGKILL after 3.5 s ──► none
+ *                                └──── node_mps_stop: "quit", SIGKILL after 3.5 s, 1 s more at most ──► none
  *
  * CUDA looks for it once, when a process makes its first call, and goes on without it where it is not there. So hvdd waits for
- * its socket before it is ready itself: the ranks of a hvdrun find it, and so do workers.
+ * its socket before it is ready itself: the ranks of a hvdrun find it, and so do workers. One that does not listen in time is
+ * ended, and jobs run without it. The file mps.pid is there as long as hvdd's environment names the folders: hvdrun goes by it, so
+ * ranks and workers are told the same.
  *
  * It has a session of its own, and outlives a hvdd that is killed, as workers do, which would lose their GPU with it. The
- * next hvdd finds it by the file mps.pid. The servers that it starts are in its session, and are killed with what is left of
- * it. The end of one is the end of every CUDA context that it serves; hvdd can only say so. */
+ * next hvdd finds it by that file, and keeps it even if it wants none itself: then one that ends is not started again. The
+ * servers that it starts are in its session, and are killed with what is left of it. The end of one is the end of every CUDA
+ * context that it serves: hvdd says so, and ends the workers that have nothing to do, which would not notice. */
 #include "daemon/node/mps.h"
 
 #include "base/clock.h"
@@ -37,6 +40,8 @@
 #define READY_LOOK_MS    5
 #define QUIT             "quit -t 1\n" /* clients that are left get 1 s */
 #define QUIT_NS          (3500 * HVI_NS_MS)
+#define KILL_NS          HVI_NS_SEC /* for SIGKILL to end it */
+#define REAP_MS          100        /* the same in node_mps_close, which blocks */
 #define BACKOFF_LEAST_NS (100 * HVI_NS_MS)
 #define BACKOFF_MOST_NS  (5 * HVI_NS_SEC)
 #define STEADY_NS        (10 * HVI_NS_SEC) /* one that has lived so long is started again at once */
@@ -46,6 +51,7 @@
 #define DEVICES_VAR      "CUDA_VISIBLE_DEVICES"
 
 static int start(struct node_mps *mps);
+static const char *obstacle(struct node_mps *mps);
 
 /* ---- its files ---- */
 
@@ -62,7 +68,7 @@ static bool listens(const struct node_mps *mps)
     return access(path, F_OK) == 0;
 }
 
-static void write_pid(const struct node_mps *mps)
+static bool write_pid(const struct node_mps *mps)
 {
     char path[HVI_WIRE_PATH * 2];
     FILE *file;
@@ -70,9 +76,9 @@ static void write_pid(const struct node_mps *mps)
     file_path(mps, HVI_MPS_PID, path);
     file = fopen(path, "we");
     if (file == NULL)
-        return; /* the next hvdd starts another one */
+        return false;
     fprintf(file, "%d\n", (int)mps->pid);
-    fclose(file);
+    return fclose(file) == 0;
 }
 
 /* The last line of a file as it can stand in quotes; "": it has none. */
@@ -109,6 +115,49 @@ static void last_words(const struct node_mps *mps, char *words_p, size_t size)
     file_path(mps, OUTPUT, path);
     if (words_p[0] == '\0')
         last_line(path, words_p, size);
+}
+
+/* ---- its variables ---- */
+
+static bool remember(const char *name, char **before_p)
+{
+    const char *value = getenv(name);
+
+    *before_p = value == NULL ? NULL : strdup(value);
+    return value == NULL || *before_p != NULL;
+}
+
+/* For all that hvdd starts. Who has named a folder for its log wants to keep that. */
+static bool set_variables(struct node_mps *mps)
+{
+    char pipes[HVI_WIRE_PATH * 2], logs[HVI_WIRE_PATH * 2];
+
+    file_path(mps, HVI_MPS_PIPES, pipes);
+    file_path(mps, HVI_MPS_LOGS, logs);
+    mps->named = remember(HVI_MPS_PIPE_VAR, &mps->pipes_before) &&
+                 remember(HVI_MPS_LOG_VAR, &mps->logs_before);
+    return mps->named && setenv(HVI_MPS_PIPE_VAR, pipes, 1) == 0 &&
+           setenv(HVI_MPS_LOG_VAR, logs, 0) == 0;
+}
+
+static void restore(const char *name, char *before)
+{
+    if (before != NULL)
+        setenv(name, before, 1);
+    else
+        unsetenv(name);
+    free(before);
+}
+
+/* The user's own MPS, if hvdd was told of one, serves again. */
+static void restore_variables(struct node_mps *mps)
+{
+    if (!mps->named)
+        return;
+    restore(HVI_MPS_PIPE_VAR, mps->pipes_before);
+    restore(HVI_MPS_LOG_VAR, mps->logs_before);
+    mps->pipes_before = mps->logs_before = NULL;
+    mps->named = false;
 }
 
 /* ---- its end ---- */
@@ -153,21 +202,45 @@ static void start_later(struct node_mps *mps)
                 "");
 }
 
+/* There is none any more, and none is started again. */
+static void drop(struct node_mps *mps)
+{
+    restore_variables(mps);
+    hvi_mps_remove(mps->rundir->path);
+    mps->on = false;
+}
+
+static void describe_end(const struct node_mps *mps, const char *fate, bool again, char *text_p,
+                         size_t size)
+{
+    const char *next = again ? " and is started again" : " and is not started again";
+
+    if (mps->ending)
+        snprintf(text_p, size, "MPS %s", fate);
+    else
+        snprintf(text_p, size, "MPS %s%s; CUDA fails in every process that was in it", fate, next);
+}
+
 static void gone(struct node_mps *mps, const char *fate)
 {
+    const char *why = mps->config->gpu_mps > 0 ? obstacle(mps) : "";
     char sentence[300], words[200];
-    bool expected = mps->ending;
 
     last_words(mps, words, sizeof(words));
-    snprintf(sentence, sizeof(sentence), "MPS %s%s", fate,
-             expected ? "" : " and is started again; CUDA fails in every process that was in it");
-    HVI_LOG(expected ? HVI_LOG_INFO : HVI_LOG_WARN, "mps", "mps-ended", sentence,
+    describe_end(mps, fate, why == NULL, sentence, sizeof(sentence));
+    HVI_LOG(mps->ending ? HVI_LOG_INFO : HVI_LOG_WARN, "mps", "mps-ended", sentence,
             "pid=%d said=\"%s\"", (int)mps->pid, words);
     forget(mps);
-    if (expected)
+    if (mps->ending) {
         mps->ended(mps->user);
-    else
+        return;
+    }
+    snprintf(mps->why, sizeof(mps->why), "%s", why != NULL ? why : "");
+    if (why == NULL)
         start_later(mps);
+    else
+        drop(mps);
+    mps->lost(mps->user);
 }
 
 static int on_exit_of_child(sd_event_source *source, const siginfo_t *info, void *user)
@@ -189,15 +262,42 @@ static int on_exit_of_stranger(sd_event_source *source, int fd, uint32_t events,
 
     (void)source, (void)events;
     hvi_fate_describe(hvi_fate_of_gone(mps->pid, fd), text, sizeof(text));
+    hvi_mps_kill(mps->rundir->path, mps->pid); /* its servers */
     gone(mps, text);
+    return 0;
+}
+
+static void abandon(struct node_mps *mps)
+{
+    HVI_LOG(HVI_LOG_ERROR, "mps", "mps-stuck",
+            "MPS does not end by SIGKILL; hvdd waits no longer. It hangs in the driver: see the "
+            "kernel's log",
+            "pid=%d", (int)mps->pid);
+    forget(mps);
+    mps->ended(mps->user);
+}
+
+static int on_stuck(sd_event_source *source, uint64_t usec, void *user)
+{
+    (void)source, (void)usec;
+    abandon(user);
     return 0;
 }
 
 /* With its servers. */
 static void kill_all(const struct node_mps *mps)
 {
-    kill(-mps->pid, SIGKILL);
     pidfd_send_signal(mps->pidfd, SIGKILL, NULL, 0);
+    hvi_mps_kill(mps->rundir->path, mps->pid);
+}
+
+static void kill_and_wait(struct node_mps *mps)
+{
+    kill_all(mps);
+    mps->late = sd_event_source_disable_unref(mps->late);
+    if (sd_event_add_time_relative(mps->event, &mps->late, CLOCK_MONOTONIC, KILL_NS / 1000, 1,
+                                   on_stuck, mps) < 0)
+        abandon(mps);
 }
 
 static int on_late(sd_event_source *source, uint64_t usec, void *user)
@@ -207,7 +307,7 @@ static int on_late(sd_event_source *source, uint64_t usec, void *user)
     (void)source, (void)usec;
     HVI_LOG(HVI_LOG_WARN, "mps", "mps-killed", "MPS has not ended 3.5 s after \"quit\"", "pid=%d",
             (int)mps->pid);
-    kill_all(mps);
+    kill_and_wait(mps);
     return 0;
 }
 
@@ -250,8 +350,15 @@ bool node_mps_stop(struct node_mps *mps)
     mps->ending = true;
     if (!tell_to_quit(mps) || sd_event_add_time_relative(mps->event, &mps->late, CLOCK_MONOTONIC,
                                                          QUIT_NS / 1000, 1, on_late, mps) < 0)
-        kill_all(mps);
+        kill_and_wait(mps);
     return true;
+}
+
+/* One that hangs, or is an earlier hvdd's, is not ours to wait for: init reaps it. */
+static void reap(const struct node_mps *mps)
+{
+    poll(&(struct pollfd){.fd = mps->pidfd, .events = POLLIN}, 1, REAP_MS);
+    waitid(P_PIDFD, (id_t)mps->pidfd, &(siginfo_t){0}, WEXITED | WNOHANG);
 }
 
 void node_mps_close(struct node_mps *mps)
@@ -262,16 +369,14 @@ void node_mps_close(struct node_mps *mps)
     mps->quit = sd_event_source_disable_unref(mps->quit);
     if (mps->quitting > 0) {
         kill(mps->quitting, SIGKILL);
-        waitpid(mps->quitting, NULL, 0);
+        waitid(P_PID, (id_t)mps->quitting, &(siginfo_t){0}, WEXITED | WNOHANG);
     }
     if (mps->pid != 0) {
         kill_all(mps);
-        /* One of an earlier hvdd is not ours to wait for, and this returns at once. */
-        waitid(P_PIDFD, (id_t)mps->pidfd, &(siginfo_t){0}, WEXITED);
+        reap(mps);
         forget(mps);
     }
-    hvi_mps_remove(mps->rundir->path);
-    mps->on = false;
+    drop(mps);
 }
 
 /* ---- its start ---- */
@@ -324,7 +429,7 @@ static int start(struct node_mps *mps)
     mps->child = true;
     r = spawn(mps);
     if (r == 0) {
-        write_pid(mps);
+        (void)write_pid(mps); /* else the next hvdd starts another one */
         r = watch(mps);
     }
     if (r >= 0) {
@@ -344,21 +449,24 @@ static int start(struct node_mps *mps)
     return r;
 }
 
-/* Until it listens, has ended, or READY_NS are over. Before hvdd's loop runs. */
-static void await_socket(const struct node_mps *mps)
+/* False: it has ended, or does not listen within READY_NS; with mps->why. Before hvdd's loop runs. */
+static bool await_socket(struct node_mps *mps)
 {
     struct pollfd ended = {.fd = mps->pidfd, .events = POLLIN};
     uint64_t deadline_ns = hvi_deadline_after(READY_NS);
+    char words[200];
 
     while (!listens(mps) && !hvi_deadline_passed(deadline_ns))
         if (poll(&ended, 1, READY_LOOK_MS) != 0)
-            return;
-    if (!listens(mps))
-        HVI_LOG(
-            HVI_LOG_WARN, "mps", "mps-slow",
-            "MPS does not listen after 3 s; processes that use a GPU before it does have no part "
-            "in it",
-            "pid=%d", (int)mps->pid);
+            break;
+    const bool has_ended = poll(&ended, 1, 0) != 0;
+    if (!has_ended && listens(mps))
+        return true;
+    last_words(mps, words, sizeof(words));
+    snprintf(mps->why, sizeof(mps->why), "%s %s%s%s", mps->program,
+             has_ended ? "has ended at its start" : "does not listen after 3 s, and was ended",
+             words[0] != '\0' ? ": " : "", words);
+    return false;
 }
 
 /* ---- whether there may be one ---- */
@@ -411,65 +519,55 @@ static const char *obstacle(struct node_mps *mps)
     return NULL;
 }
 
-/* For all that hvdd starts. Who has named a folder for its log wants to keep that. */
-static bool set_variables(const struct node_mps *mps)
+static bool is_taken(const char *path)
 {
-    char pipes[HVI_WIRE_PATH * 2], logs[HVI_WIRE_PATH * 2];
+    const bool is_there = access(path, F_OK) == 0;
 
-    file_path(mps, HVI_MPS_PIPES, pipes);
-    file_path(mps, HVI_MPS_LOGS, logs);
-    return setenv(HVI_MPS_PIPE_VAR, pipes, 1) == 0 && setenv(HVI_MPS_LOG_VAR, logs, 0) == 0;
+    if (is_there)
+        errno = EEXIST;
+    return is_there;
 }
 
-/* The file of the pid says whose the folders are (base/mps.h). False, with mps->why. */
+/* The file of the pid says whose the folders are (base/mps.h), so it is there first, and no longer than they. False, with
+ * mps->why. */
 static bool make_folders(struct node_mps *mps)
 {
     char pipes[HVI_WIRE_PATH * 2], logs[HVI_WIRE_PATH * 2];
 
     file_path(mps, HVI_MPS_PIPES, pipes);
     file_path(mps, HVI_MPS_LOGS, logs);
-    if (mkdir(pipes, 0700) != 0 || mkdir(logs, 0700) != 0) {
-        snprintf(mps->why, sizeof(mps->why),
-                 "cannot make the folders " HVI_MPS_PIPES " and " HVI_MPS_LOGS " in %s: %s",
-                 mps->rundir->path, strerror(errno));
-        return false;
-    }
-    write_pid(mps);
-    return set_variables(mps);
+    const bool is_free = !is_taken(pipes) && !is_taken(logs);
+    if (is_free && write_pid(mps) && mkdir(pipes, 0700) == 0 && mkdir(logs, 0700) == 0 &&
+        set_variables(mps))
+        return true;
+    snprintf(mps->why, sizeof(mps->why),
+             "cannot make the folders " HVI_MPS_PIPES " and " HVI_MPS_LOGS " in %s: %s",
+             mps->rundir->path, strerror(errno));
+    if (is_free)
+        drop(mps);
+    return false;
 }
 
-/* That of a hvdd which was killed: its workers may live. */
+/* That of a hvdd which was killed: its workers may live. Without the program it cannot be told to quit, and is killed in the
+ * end. */
 static bool take_over(struct node_mps *mps)
 {
     mps->pid = hvi_mps_find(mps->rundir->path);
-    mps->on = mps->pid != 0 && find_program(mps->program, sizeof(mps->program)) &&
-              watch(mps) >= 0 && set_variables(mps);
+    mps->on = mps->pid != 0 && watch(mps) >= 0 && set_variables(mps);
     if (mps->on) {
+        (void)find_program(mps->program, sizeof(mps->program));
         HVI_LOG(HVI_LOG_INFO, "mps", "mps-kept", "MPS of an earlier hvdd goes on",
                 "pid=%d dir=%s/%s", (int)mps->pid, mps->rundir->path, HVI_MPS_PIPES);
         return true;
     }
-    hvi_mps_remove(mps->rundir->path);
     if (mps->pid != 0)
         forget(mps);
+    drop(mps);
     return false;
-}
-
-/* What it has said is gone with its folders, so the sentence has it. */
-static void give_up(struct node_mps *mps)
-{
-    char words[200];
-
-    last_words(mps, words, sizeof(words));
-    snprintf(mps->why, sizeof(mps->why), "%s has ended at its start%s%s", mps->program,
-             words[0] != '\0' ? ": " : "", words);
-    unsetenv(HVI_MPS_PIPE_VAR);
-    node_mps_close(mps);
 }
 
 void node_mps_open(struct node_mps *mps)
 {
-    struct pollfd ended = {.events = POLLIN};
     const char *why;
 
     mps->pidfd = -1;
@@ -479,15 +577,14 @@ void node_mps_open(struct node_mps *mps)
     snprintf(mps->why, sizeof(mps->why), "%s", why != NULL ? why : "");
     if (why == NULL && make_folders(mps)) {
         mps->on = true;
-        if (start(mps) == 0)
-            await_socket(mps);
-        ended.fd = mps->pidfd;
-        if (mps->pid == 0 || poll(&ended, 1, 0) != 0)
-            give_up(mps);
+        if (start(mps) != 0)
+            snprintf(mps->why, sizeof(mps->why), "%s cannot be started", mps->program);
+        else if (await_socket(mps))
+            return;
+        node_mps_close(mps);
     }
-    if (mps->why[0] != '\0')
-        HVI_LOG(HVI_LOG_WARN, "mps", "no-mps", "gpu-mps: there is no MPS, and jobs run without it",
-                "why=\"%s\"", mps->why);
+    HVI_LOG(HVI_LOG_WARN, "mps", "no-mps", "gpu-mps: there is no MPS, and jobs run without it",
+            "why=\"%s\"", mps->why);
 }
 
 void node_mps_describe(const struct node_mps *mps, char *text_p, size_t text_size)

@@ -44,30 +44,65 @@ def test_workers_have_a_part_in_the_mps_of_a_hvdd_and_no_device_setting_reaches_
         assert (daemon.address / "mps").stat().st_mode & 0o777 == 0o700
 
 
+def kill_and_see_the_next(daemon: GpuDaemon) -> int:
+    """The pid of the control daemon that hvdd starts again; nothing of the one before it is left, and no worker that was idle."""
+    wait_until(lambda: [row["state"] for row in daemon.ctl.json("gpus")["gpus"]] == ["idle"], "an idle worker", 5, 0.02)
+    before, servers = mps.control(daemon.token), mps.servers(daemon.token)
+    assert servers
+    os.kill(before, signal.SIGKILL)
+    wait_until(lambda: not {before, *servers} & set(procs.with_token(daemon.token)), "the servers to end", 5, 0.02)
+    daemon.wait_no_workers()
+    after = mps.control(daemon.token)
+    assert after in procs.children(daemon.pid)
+    return after
+
+
 def test_one_that_ends_is_started_again_and_one_outlives_a_hvdd_that_is_killed():
-    with gpus("devices=1", gpu_idle="0", gpu_mps="yes", environment=mps.ENVIRONMENT) as daemon:
-        first, servers = mps.control(daemon.token), mps.servers(daemon.token)
-        os.kill(first, signal.SIGKILL)
+    with gpus("devices=1", gpu_idle="100s", gpu_mps="yes", environment=mps.ENVIRONMENT) as daemon:
+        reduce_once(daemon)
+        second = kill_and_see_the_next(daemon)
         line = daemon.expect_line("mps-ended", "was killed by signal 9 (SIGKILL) and is started again")
         assert 'said="devices: all"' in line.raw
-        second = mps.control(daemon.token)
-        wait_until(lambda: second in procs.children(daemon.pid) and not set(servers) & set(mps.servers(daemon.token)),
-                   "the servers of the first to end")
         daemon.kill()
         daemon.start()
         assert daemon.lines("mps-kept") and told(daemon) == f"pid {second}, in {daemon.address}/mps"
         reduce_once(daemon)
         assert mps.control(daemon.token) == second
+        kill_and_see_the_next(daemon)
+
+
+def test_what_an_earlier_hvdd_has_left_is_used_or_removed(tmp_path):
+    daemon = GpuDaemon("devices=1", options={"gpu-mps": "yes"})
+    path = daemon.environment["PATH"]
+    daemon.environment |= mps.ENVIRONMENT
+    (daemon.address / "mps").mkdir(0o700, parents=True)  # it was killed before it had made the other folder
+    (daemon.address / "mps.pid").write_text("0\n", encoding="utf-8")
+    daemon.address.chmod(0o700)
+    with daemon:
+        first = mps.control(daemon.token)
+        daemon.kill()
+        daemon.options["gpu-mps"] = "no"
+        daemon.environment["PATH"] = str(tmp_path)  # has no program to tell it to quit
+        daemon.start()
+        assert told(daemon) == f"pid {first}, in {daemon.address}/mps"
+        os.kill(first, signal.SIGKILL)
+        daemon.expect_line("mps-ended", "and is not started again")
+        wait_until(lambda: told(daemon) == "" and not mps.servers(daemon.token), "the servers to end", 5, 0.02)
+        assert not list(daemon.address.glob("mps*"))
+        daemon.environment["PATH"] = path
 
 
 def test_where_there_can_be_none_a_sentence_says_so_and_the_job_runs(tmp_path):
+    users = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path / "own"), "CUDA_MPS_LOG_DIRECTORY": str(tmp_path)}
     cases = [({"PATH": str(tmp_path)}, "is neither in PATH nor in /usr/bin"),
-             (mps.ENVIRONMENT | {"FAKEMPS": "ends"}, "has ended at its start: there is no  GPU  here")]
+             (mps.ENVIRONMENT | users | {"FAKEMPS": "ends"}, "has ended at its start: there is no  GPU  here")]
     for environment, why in cases:
         with gpus("devices=1", "no-mps", gpu_idle="0", gpu_mps="yes", environment=environment) as daemon:
             assert why in daemon.expect_line("no-mps").raw
             assert told(daemon).startswith("none: ") and why in told(daemon)
-            assert "CUDA_MPS_PIPE_DIRECTORY" not in reduce_once(daemon)
+            left = {name: value for name, value in reduce_once(daemon).items() if "_MPS_" in name}
+            assert left == (users if "FAKEMPS" in environment else {})
+            assert not list(daemon.address.glob("mps*"))
 
 
 def test_a_folder_that_is_not_hvdds_is_left_alone():
@@ -79,6 +114,7 @@ def test_a_folder_that_is_not_hvdds_is_left_alone():
     control.touch()
     with daemon:
         daemon.expect_line("no-mps", "cannot make the folders mps and mps-log")
+        assert [path.name for path in daemon.address.glob("mps*")] == ["mps"] and control.exists()
         control.unlink()
         control.parent.rmdir()
 

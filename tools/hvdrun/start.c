@@ -83,13 +83,13 @@ static void identity_for_torch(const struct run_node_plan *plan, int index,
     set(settings, "MASTER_PORT=%d", plan->master_port);
 }
 
-/* Where the hvdd has an MPS of its own, ranks have to be in it, as its workers are. A client of MPS gets 2 connections to a
+/* Where the hvdd has an MPS of its own, ranks have to be in it, as its workers are, also while it is started again. A client of MPS gets 2 connections to a
  * GPU unless it asks for more, and streams that wait would share them. CUDA gives CONNECTIONS without MPS; all clients share
  * one pool, so it is no more here. */
 static void place_for_mps(const struct run_node *node, struct settings *settings)
 {
     char path[HVD_ADMIN_DIR_MAX + 32];
-    snprintf(path, sizeof path, "%s/" HVI_MPS_PIPES "/control", node->address);
+    snprintf(path, sizeof path, "%s/" HVI_MPS_PID, node->address);
     if (access(path, F_OK) != 0)
         return;
     set(settings, HVI_MPS_PIPE_VAR "=%s/" HVI_MPS_PIPES, node->address);
