@@ -47,5 +47,7 @@ void fake_unpin(struct range *range);
 size_t fake_range_left(const struct range *range, uint64_t address);
 /* A physical device; -1: host memory. */
 int fake_range_device(const struct range *range);
+/* A copy, or with `from` NULL a fill, which streams that wait for a value there see whole. */
+void fake_copy(void *to, const void *from, int value, size_t bytes);
 
 #endif

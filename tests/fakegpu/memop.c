@@ -83,6 +83,29 @@ static void run_write(_Atomic uint64_t *at, uint64_t value)
     pthread_mutex_unlock(&lock);
 }
 
+static bool is_watched(const void *to, size_t bytes)
+{
+    for (struct wait *wait = waits; wait != NULL; wait = wait->next) {
+        if ((uintptr_t)wait->at - (uintptr_t)to < bytes)
+            return true;
+    }
+    return false;
+}
+
+void fake_copy(void *to, const void *from, int value, size_t bytes)
+{
+    pthread_mutex_lock(&lock);
+    const bool keeps_lock = is_watched(to, bytes); /* the waits read there */
+    if (!keeps_lock)
+        pthread_mutex_unlock(&lock);
+    if (from != NULL)
+        memcpy(to, from, bytes);
+    else
+        memset(to, value, bytes);
+    if (keeps_lock)
+        pthread_mutex_unlock(&lock);
+}
+
 /* --- calls --- */
 
 struct operations {

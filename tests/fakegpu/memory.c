@@ -264,10 +264,7 @@ struct copy {
 static void run_copy(void *data)
 {
     struct copy *copy = data;
-    if (copy->from != NULL)
-        memcpy(copy->to, copy->from, copy->bytes);
-    else
-        memset(copy->to, copy->value, copy->bytes);
+    fake_copy(copy->to, copy->from, copy->value, copy->bytes);
 }
 
 /* Spans: the sides that lie on a device. */
