@@ -99,7 +99,7 @@ run_contract() {
 # The tests that have a meaning on a real driver, contract.device first, then one file after the other; what only the fake can be told
 # is skipped by them. Ends the script.
 run_suite() {
-    local file status=0 devices=(/dev/nvidia[0-9]*) pytest=(-m pytest -q -rs -p no:cacheprovider --confcutdir="$root/tests/python")
+    local file status=0 devices=(/dev/nvidia[0-9]*) pytest=(-m pytest -v -rs -p no:cacheprovider --confcutdir="$root/tests/python")
     export HVD_BUILD_DIR=${HVD_BUILD_DIR:-$root/build-release} HVT_GPU=real PYTHONDONTWRITEBYTECODE=1
     export HVD_PYTHON_ENV=${HVD_PYTHON_ENV:-$HVD_BUILD_DIR/python-env}
     [ -e "${devices[0]}" ] || refuse "no GPU: there is no /dev/nvidia0"
@@ -112,7 +112,7 @@ run_suite() {
     } | tee "$out/gpu-suite.txt"
     run_contract || status=1
     for file in integration/test_gpu.py fault/test_gpu_kills.py; do
-        "$root/tests/harness/run-pytest" "$root/tests/$file" 2>&1 | tee -a "$out/gpu-suite.txt"
+        "$root/tests/harness/run-pytest" -v "$root/tests/$file" 2>&1 | tee -a "$out/gpu-suite.txt"
         [ "${PIPESTATUS[0]}" -eq 0 ] || status=1
     done
     "$HVD_PYTHON_ENV/bin/python" "${pytest[@]}" "$root/tests/python/test_torch_cuda.py" 2>&1 | tee -a "$out/gpu-suite.txt"
