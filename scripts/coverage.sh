@@ -45,7 +45,8 @@ run_tests() { tests/harness/run-ctest "$build" --output-on-failure --no-tests=er
 
 count_c() {
     run_tests -L '^(unit|contract)$'
-    CK_RUN_CASE=failures run_tests -C Nightly -R '^contract.span_ucx$' # all of them take minutes here
+    # All of them take minutes here, and these are late in this build: nightly's step ucx judges them, here their lines count.
+    CK_RUN_CASE=failures run_tests -C Nightly -R '^contract.span_ucx$' || echo "coverage.sh: contract.span_ucx failed; its lines count" >&2
     # Before the Python tests, whose use of the C code does not count.
     gcovr --root . --object-directory "$build" --gcov-ignore-parse-errors --exclude 'build.*' --exclude tests/ --exclude bench/ --exclude examples/ \
         --json "$build/c.json" --txt "$build/c.txt" 2>"$build/gcovr.log" || {
