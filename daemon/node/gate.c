@@ -16,6 +16,7 @@
  *
  * A stranger may have taken over a gate. So hvdd receives no descriptor from it: the last holder of one
  * that does not close has to wait. hvdd looks at a message before it takes it (discard.h). */
+#include "daemon/node/backoff.h"
 #include "daemon/node/node.h"
 #include "daemon/node/unit.h"
 
@@ -38,11 +39,8 @@
 #include <utlist.h>
 
 #define BEAT_NS          (250 * HVI_NS_MS)
-#define BACKOFF_LEAST_NS (100 * HVI_NS_MS)
-#define BACKOFF_MOST_NS  (5 * HVI_NS_SEC)
-#define STEADY_NS        (10 * HVI_NS_SEC) /* a gate that has lived so long is restarted at once */
-#define END_MS           250               /* for the gate to end by itself */
-#define UNIT_NS          (5 * HVI_NS_SEC)  /* for its unit to start it */
+#define END_MS           250              /* for the gate to end by itself */
+#define UNIT_NS          (5 * HVI_NS_SEC) /* for its unit to start it */
 #define UNMET            "did not start (`journalctl -u hvdd-gate.socket -u 'hvdd-gate@*'` says why)"
 #define MESSAGES_AT_ONCE 64
 #define OUTBOX_BYTES     (64u * 1024u * 1024u)
@@ -423,14 +421,8 @@ static int on_again(sd_event_source *source, uint64_t usec, void *user)
 static void start_later(struct node *node)
 {
     struct node_gate *gate = &node->gate;
-    uint64_t lived_ns = hvi_clock_ns() - gate->started_ns, delay_ns;
+    const uint64_t delay_ns = node_backoff_next(&gate->backoff_ns, gate->started_ns);
 
-    if (lived_ns >= STEADY_NS)
-        gate->backoff_ns = 0;
-    delay_ns = gate->backoff_ns;
-    gate->backoff_ns = delay_ns == 0 ? BACKOFF_LEAST_NS : delay_ns * 2;
-    if (gate->backoff_ns > BACKOFF_MOST_NS)
-        gate->backoff_ns = BACKOFF_MOST_NS;
     if (sd_event_add_time_relative(node->event, &gate->again, CLOCK_MONOTONIC, delay_ns / 1000, 1,
                                    on_again, node) < 0)
         HVI_LOG(HVI_LOG_ERROR, "gate", "no-gate",

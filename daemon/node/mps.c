@@ -19,6 +19,7 @@
 #include "base/fate.h"
 #include "base/log.h"
 #include "base/mps.h"
+#include "daemon/node/backoff.h"
 #include "daemon/node/spawn.h"
 
 #include <ctype.h>
@@ -36,19 +37,16 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define READY_NS         (3 * HVI_NS_SEC) /* for its socket to be there */
-#define READY_LOOK_MS    5
-#define QUIT             "quit -t 1\n" /* clients that are left get 1 s */
-#define QUIT_NS          (3500 * HVI_NS_MS)
-#define KILL_NS          HVI_NS_SEC /* for SIGKILL to end it */
-#define REAP_MS          100        /* the same in node_mps_close, which blocks */
-#define BACKOFF_LEAST_NS (100 * HVI_NS_MS)
-#define BACKOFF_MOST_NS  (5 * HVI_NS_SEC)
-#define STEADY_NS        (10 * HVI_NS_SEC) /* one that has lived so long is started again at once */
-#define SOCKET           HVI_MPS_PIPES "/control"
-#define LONGEST          HVI_MPS_PIPES "/nvidia-cuda-mps-control.lock" /* no name of its is longer */
-#define OUTPUT           HVI_MPS_LOGS "/output"
-#define DEVICES_VAR      "CUDA_VISIBLE_DEVICES"
+#define READY_NS      (3 * HVI_NS_SEC) /* for its socket to be there */
+#define READY_LOOK_MS 5
+#define QUIT          "quit -t 1\n" /* clients that are left get 1 s */
+#define QUIT_NS       (3500 * HVI_NS_MS)
+#define KILL_NS       HVI_NS_SEC /* for SIGKILL to end it */
+#define REAP_MS       100        /* the same in node_mps_close, which blocks */
+#define SOCKET        HVI_MPS_PIPES "/control"
+#define LONGEST       HVI_MPS_PIPES "/nvidia-cuda-mps-control.lock" /* no name of its is longer */
+#define OUTPUT        HVI_MPS_LOGS "/output"
+#define DEVICES_VAR   "CUDA_VISIBLE_DEVICES"
 
 static int start(struct node_mps *mps);
 static const char *obstacle(struct node_mps *mps);
@@ -188,14 +186,8 @@ static int on_again(sd_event_source *source, uint64_t usec, void *user)
 
 static void start_later(struct node_mps *mps)
 {
-    uint64_t delay_ns;
+    const uint64_t delay_ns = node_backoff_next(&mps->backoff_ns, mps->started_ns);
 
-    if (hvi_clock_ns() - mps->started_ns >= STEADY_NS)
-        mps->backoff_ns = 0;
-    delay_ns = mps->backoff_ns;
-    mps->backoff_ns = delay_ns == 0 ? BACKOFF_LEAST_NS : delay_ns * 2;
-    if (mps->backoff_ns > BACKOFF_MOST_NS)
-        mps->backoff_ns = BACKOFF_MOST_NS;
     if (sd_event_add_time_relative(mps->event, &mps->again, CLOCK_MONOTONIC, delay_ns / 1000, 1,
                                    on_again, mps) < 0)
         HVI_LOG(HVI_LOG_ERROR, "mps", "no-mps", "MPS is not started again: no memory for a timer",
