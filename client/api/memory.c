@@ -260,10 +260,9 @@ static int forget(struct hvd_session *session, const void *ptr)
         return HVD_OK;
     return client_error(
         HVD_ERR_TIMEOUT,
-        "hvd_device_forget: %p is forgotten, but the GPU's worker has not let go of "
-        "it in %d s, as it is never without ops; memory of a pool "
-        "(cuMemAllocFromPoolAsync) must not be freed before the session ends, other "
-        "memory may be",
+        "hvd_device_forget: %p is forgotten, but the GPU's worker has not closed it in %d s: it "
+        "closes memory only while no op is in its streams. Memory of a pool "
+        "(cuMemAllocFromPoolAsync) must not be freed before this session ends; other memory may be",
         ptr, (int)(CLIENT_ACK_NS / 1000000000));
 }
 

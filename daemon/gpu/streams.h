@@ -34,7 +34,7 @@ struct gpu_stream {
     struct gpu_words *words;
     hvi_cu_ptr address;    /* of .words */
     hvi_cu_ptr seen;       /* a word of the device: what hvd_look has seen */
-    hvi_cu_ptr seen_from;  /* in the batch at hand, since the last step of NCCL's; 0: nothing */
+    hvi_cu_ptr seen_from;  /* .skip that it was; 0: none since gpu_stream_look_again */
     uint64_t queued;       /* number of the last batch */
     uint64_t portions;     /* of steps of long batches, ever */
     uint32_t works;        /* things in it */

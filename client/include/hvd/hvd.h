@@ -309,8 +309,8 @@ HVD_API int hvd_deregister(struct hvd_session *session, void *ptr);
  * the GPU's memory is not free. Of a reservation that is mapped in chunks (cuMemMap) the engine lets go of
  * the chunks that it knows together with that of `ptr`; those that stay are made known again by their next
  * use. Blocks, 5 s at most. The memory may be freed then. Where ops of others have kept its GPU's worker busy for 200 ms,
- * the worker lets go of it after the return, and the GPU's memory is free a little later; but of a pool (cuMemAllocFromPoolAsync)
- * memory must not be freed while it is open elsewhere, so there HVD_ERR_TIMEOUT says that it still is. HVD_ERR_BUSY while an
+ * the worker lets go of it after the return, and the GPU's memory is free a little later. Memory of a pool
+ * (cuMemAllocFromPoolAsync) must not be freed while a worker has it open: HVD_ERR_TIMEOUT says that one still has. HVD_ERR_BUSY while an
  * op in flight uses it, HVD_ERR_NOT_FOUND. */
 HVD_API int hvd_device_forget(struct hvd_session *session, void *ptr);
 
