@@ -22,7 +22,8 @@ class Results:
     """Figures by measure and participant ("who"): µs, of an op in SHARES per cent."""
 
     def __init__(self, lines: list[dict]) -> None:
-        self.rows: dict[tuple[str, str], dict[int, dict]] = defaultdict(dict)  # by round; of several runs the fastest
+        self.rows: dict[tuple[str, str], dict[int, dict]] = defaultdict(dict)  # by round
+        takes: dict[tuple[str, str, int], dict[int, dict]] = defaultdict(dict)  # of several runs of a take the fastest
         self.trials: dict[tuple[str, str, str], float] = {}  # by setting, too
         self.errors: dict[tuple[str, str], str] = {}
         self.failed: dict[tuple[str, str], set[int]] = defaultdict(set)  # rounds that a run failed in
@@ -37,8 +38,10 @@ class Results:
                 self.trials[(*key, line["setting"])] = figure_of(line["row"])
             else:
                 self.settings[key] = line["setting"]
-                if turn not in self.rows[key] or figure_of(line["row"]) < figure_of(self.rows[key][turn]):
-                    self.rows[key][turn] = line["row"]
+                tries = takes[(*key, turn)]
+                tries[line.get("take", 0)] = min(tries.get(line.get("take", 0), line["row"]), line["row"], key=figure_of)
+        for (*key, turn), tries in takes.items():
+            self.rows[tuple(key)][turn] = sorted(tries.values(), key=figure_of)[len(tries) // 2]
 
     def rounds(self, measure: str, who: str) -> dict[int, float]:
         """The figure of each round."""

@@ -12,6 +12,7 @@ import argparse
 import dataclasses
 import fnmatch
 import functools
+import itertools
 import json
 import os
 import pathlib
@@ -219,6 +220,7 @@ class Session:
         self.args = args
         self.hvdd = Hvdd(args.bin, args.cache)
         self.file = (args.out / "raw.jsonl").open("w", encoding="utf-8")
+        self.take = 0  # the one of the round, for note()
 
     @functools.cached_property
     def several(self) -> Several:
@@ -227,7 +229,7 @@ class Session:
 
     def note(self, measure: Measure, who: str, setting: str, turn, **result) -> None:
         """One line of the file."""
-        print(json.dumps({"measure": measure.name, "who": who, "setting": setting, "round": turn} | result),
+        print(json.dumps({"measure": measure.name, "who": who, "setting": setting, "round": turn, "take": self.take} | result),
               file=self.file, flush=True)
 
     def peer(self, measure: Measure, peer: str, setting: Setting, turn, seconds: float) -> float:
@@ -284,10 +286,11 @@ class Session:
             if memory not in IN_PYTHON or measures.place_of(memory) in self.args.peers]
         turns += [functools.partial(self.steadily, measure, peer, each) for peer, each in chosen.items() if each]
         turns += [functools.partial(self.beside, measure)] if measure.nodes else []
-        for turn in range(self.args.rounds):
-            shift = turn % max(len(turns), 1)
+        for turn, self.take in itertools.product(range(self.args.rounds), range(measure.takes)):
+            shift = (turn * measure.takes + self.take) % max(len(turns), 1)
             for run in turns[shift:] + turns[:shift]:
                 run(turn)
+        self.take = 0
 
 
 def arguments() -> argparse.Namespace:

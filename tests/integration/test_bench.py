@@ -237,6 +237,14 @@ def test_a_peer_is_repeated_while_it_differs_from_its_trial_three_runs_at_most(t
     assert len(lines) == runs and {each["round"] for each in lines} == {4}
 
 
+def test_of_several_takes_the_median_is_the_figure_of_the_round():
+    takes = [line("nodes-allreduce-64M-2x1", "hvdd-shared", time) | {"take": take} for take, time in enumerate((40, 20, 25))]
+    takes += [line("nodes-allreduce-64M-2x1", "torch", time) | {"take": take} for time, take in ((60, 0), (50, 0), (80, 1), (70, 2))]
+    found = bench_results.Results(takes)
+    assert found.rounds("nodes-allreduce-64M-2x1", "hvdd-shared") == {0: 25}
+    assert found.rounds("nodes-allreduce-64M-2x1", "torch") == {0: 70}  # of take 0 the faster try counts
+
+
 def test_the_csv_has_a_line_per_measure_and_participant(report):
     with (report / "results.csv").open(encoding="utf-8", newline="") as file:
         rows = {(row["measure"], row["who"]): row for row in csv.DictReader(file)}
