@@ -1138,18 +1138,12 @@ START_TEST(an_answer_that_is_repeated_is_told_once_and_one_that_was_not_asked_fo
 }
 END_TEST
 
-/* Somebody at admin.sock of that gate, who has asked for the jobs of the mesh. */
-static void *ask_for_jobs(struct side *side)
+/* Somebody at admin.sock of that gate. */
+static void *come_to(struct side *side)
 {
-    const struct hvi_admin_request request = {.protocol_version = HVI_PROTOCOL_VERSION,
-                                              .request = 7,
-                                              .kind = HVI_ADMIN_JOBS,
-                                              .of_mesh = true};
     int fd = hvt_listen(dir, "admin.sock", SOCK_STREAM | SOCK_NONBLOCK);
     void *zmq = zmq_socket(context, ZMQ_DEALER);
-    unsigned char *bytes;
     char endpoint[128];
-    size_t length;
 
     side->gate.descriptors = 1024;
     side->gate.start.private_mode = true;
@@ -1160,23 +1154,49 @@ static void *ask_for_jobs(struct side *side)
     set_int(zmq, ZMQ_LINGER, 0);
     snprintf(endpoint, sizeof(endpoint), "ipc://%s/admin.sock", dir);
     ck_assert_int_eq(zmq_connect(zmq, endpoint), 0);
-    ck_assert_int_eq(hvi_admin_request_encode(&request, &bytes, &length), HVI_OK);
+    return zmq;
+}
+
+static void ask(void *zmq, const struct hvi_admin_request *request)
+{
+    unsigned char *bytes;
+    size_t length;
+
+    ck_assert_int_eq(hvi_admin_request_encode(request, &bytes, &length), HVI_OK);
     send_bytes(zmq, bytes, length, 0);
     free(bytes);
-    return zmq;
+}
+
+static void ask_mesh(void *zmq, enum hvi_admin_kind kind)
+{
+    const struct hvi_admin_request request = {.protocol_version = HVI_PROTOCOL_VERSION,
+                                              .request = 7,
+                                              .kind = kind,
+                                              .of_mesh = kind == HVI_ADMIN_JOBS};
+
+    ask(zmq, &request);
+}
+
+static bool has_answer(void *zmq, struct hvi_admin_reply *reply_p)
+{
+    static unsigned char bytes[4096];
+    int length = zmq_recv(zmq, bytes, sizeof(bytes), ZMQ_DONTWAIT);
+
+    if (length < 0)
+        return false;
+    ck_assert_int_eq(hvi_admin_reply_decode(bytes, (size_t)length, reply_p, NULL, 0), HVI_OK);
+    ck_assert_uint_eq(reply_p->request, 7);
+    return true;
 }
 
 static void hear_answer(void *zmq, struct hvi_admin_reply *reply_p)
 {
-    static unsigned char bytes[4096];
     uint64_t end = hvi_deadline_after(PATIENCE);
-    int length;
 
-    while ((length = zmq_recv(zmq, bytes, sizeof(bytes), ZMQ_DONTWAIT)) < 0) {
+    while (!has_answer(zmq, reply_p)) {
         ck_assert_msg(!hvi_deadline_passed(end), "the gate does not answer");
         turn();
     }
-    ck_assert_int_eq(hvi_admin_reply_decode(bytes, (size_t)length, reply_p, NULL, 0), HVI_OK);
 }
 
 START_TEST(where_a_seed_stops_half_way_in_its_answer_the_gate_says_so)
@@ -1192,7 +1212,8 @@ START_TEST(where_a_seed_stops_half_way_in_its_answer_the_gate_says_so)
     asked = stranger_wait(stranger, HVI_MESH_HELLO);
     stranger_say("000000000000000b", &alive);
     wait_joined(&sides[1], 1);
-    asker = ask_for_jobs(&sides[1]);
+    asker = come_to(&sides[1]);
+    ask_mesh(asker, HVI_ADMIN_JOBS);
     asked = stranger_wait(stranger, HVI_MESH_QUESTION);
     half.peer_talk = asked.talk;
     half.heard = asked.number;
@@ -1200,7 +1221,6 @@ START_TEST(where_a_seed_stops_half_way_in_its_answer_the_gate_says_so)
         .ticket = asked.question.ticket, .part = part, .part_bytes = sizeof(part), .more = true};
     stranger_say("000000000000000b", &half);
     hear_answer(asker, &reply);
-    ck_assert_uint_eq(reply.request, 7);
     ck_assert_int_eq(reply.status, HVI_ERR_ATTACH_TIMEOUT);
     ck_assert_str_eq(reply.text,
                      "node 127.0.0.1, the first seed of the mesh, did not answer within 2 s");
@@ -1496,6 +1516,249 @@ START_TEST(seeds_that_are_none_are_named)
 }
 END_TEST
 
+/* ---- questions to all nodes ---- */
+
+/* Two seeds and a node of which both know, and somebody who asks at `side`. */
+static void *ask_at(int side)
+{
+    prepare_seeds();
+    for (int i = 0; i < 2; i++)
+        open_seed(i);
+    open_node(2);
+    for (int i = 1; i < SIDES; i++)
+        wait_named(&sides[0], node_names[i], "joined");
+    wait_named(&sides[2], node_names[0], "listens");
+    return come_to(&sides[side]);
+}
+
+/* What hvdds have said is read, and what nodes say of it. */
+static void let_read(void)
+{
+    for (int i = 0; i < 20; i++)
+        turn();
+}
+
+/* The gate asks hvdd there for the jobs of its node; the number of its question. */
+static uint64_t hear_question(int side)
+{
+    uint64_t end = hvi_deadline_after(PATIENCE);
+    struct hvi_admin_request request;
+
+    while (!hears(&sides[side]) || heard.kind == HVI_GATE_STATE) {
+        ck_assert_msg(!hvi_deadline_passed(end), "side %d is asked nothing", side);
+        turn();
+    }
+    ck_assert_int_eq(heard.kind, HVI_GATE_ASK);
+    ck_assert_int_eq(
+        hvi_admin_request_decode(heard.ask.request, heard.ask.request_bytes, &request, NULL, 0),
+        HVI_OK);
+    ck_assert_int_eq(request.kind, HVI_ADMIN_JOBS);
+    ck_assert(!request.of_mesh);
+    ck_assert_uint_eq(heard.ask.uid, UINT32_MAX); /* nobody's eyes */
+    return heard.ask.ticket;
+}
+
+static void tell_bytes(int side, uint64_t ticket, unsigned char *bytes, size_t length, bool more)
+{
+    struct hvi_gate_msg msg = {
+        .kind = HVI_GATE_REPLY,
+        .reply = {.ticket = ticket, .part = bytes, .part_bytes = length, .more = more}};
+
+    tell(&sides[side], &msg);
+}
+
+/* hvdd there has one job. */
+static void tell_job(int side, uint64_t ticket, const char *job)
+{
+    struct hvi_job_row row = {.generation = 1, .size = 4};
+    struct hvi_admin_reply reply = {
+        .protocol_version = HVI_PROTOCOL_VERSION, .request = 1, .jobs = &row, .job_count = 1};
+    unsigned char *bytes;
+    size_t length;
+
+    snprintf(row.job, sizeof(row.job), "%s", job);
+    snprintf(row.state, sizeof(row.state), "running");
+    ck_assert_int_eq(hvi_admin_reply_encode(&reply, &bytes, &length), HVI_OK);
+    tell_bytes(side, ticket, bytes, length, false);
+    free(bytes);
+}
+
+static bool has_job(const struct hvi_admin_reply *reply, const char *job, const char *node)
+{
+    for (size_t i = 0; i < reply->job_count; i++)
+        if (strcmp(reply->jobs[i].job, job) == 0)
+            return strcmp(reply->jobs[i].node, node) == 0;
+    return false;
+}
+
+START_TEST(whoever_asks_anywhere_gets_the_jobs_of_all_nodes_with_their_names)
+{
+    void *asker = ask_at(2);
+    static const char *const jobs[SIDES] = {"one", "two", "three"};
+    struct hvi_admin_reply reply;
+
+    ask_mesh(asker, HVI_ADMIN_JOBS);
+    for (int i = 0; i < SIDES; i++)
+        tell_job(i, hear_question(i), jobs[i]);
+    hear_answer(asker, &reply);
+    ck_assert_int_eq(reply.status, HVI_OK);
+    ck_assert_str_eq(reply.text, "");
+    ck_assert_uint_eq(reply.job_count, SIDES);
+    for (int i = 0; i < SIDES; i++)
+        ck_assert(has_job(&reply, jobs[i], node_names[i]));
+    hvi_admin_reply_free(&reply);
+    zmq_close(asker);
+}
+END_TEST
+
+START_TEST(nodes_that_say_nothing_or_nonsense_are_named_and_the_others_jobs_are_there)
+{
+    void *asker = ask_at(0);
+    unsigned char nonsense[] = {0x08, 0x01, 0x7a, 0x7f};
+    struct hvi_admin_reply reply;
+    uint64_t silent;
+
+    ask_mesh(asker, HVI_ADMIN_JOBS);
+    tell_job(0, hear_question(0), "one");
+    silent = hear_question(1);
+    tell_bytes(2, hear_question(2), nonsense, sizeof(nonsense), false);
+    let_read();
+    mesh_query_tick(sides[0].gate.mesh, hvi_clock_ns() + HVI_NS_SEC);
+    hear_answer(asker, &reply);
+    ck_assert_int_eq(reply.status, HVI_OK);
+    ck_assert_str_eq(reply.text, "node gamma gave an answer that cannot be read; "
+                                 "node 127.0.0.2 did not answer within a second");
+    ck_assert_uint_eq(reply.job_count, 1);
+    ck_assert(has_job(&reply, "one", "127.0.0.1"));
+    hvi_admin_reply_free(&reply);
+    tell_job(1, silent, "late"); /* nobody waits for it */
+    let_read();
+    ck_assert_int_eq(zmq_recv(asker, &silent, sizeof(silent), ZMQ_DONTWAIT), -1);
+    zmq_close(asker);
+}
+END_TEST
+
+START_TEST(an_answer_that_does_not_fit_is_said_to_be_one)
+{
+    void *asker = ask_at(0);
+    unsigned char part[] = {0x08, 0x01};
+    struct hvi_admin_reply reply;
+
+    ask_mesh(asker, HVI_ADMIN_JOBS);
+    for (int i = 0; i < 2; i++)
+        tell_job(i, hear_question(i), "some");
+    tell_bytes(2, hear_question(2), part, sizeof(part), true);
+    hear_answer(asker, &reply);
+    ck_assert_str_eq(reply.text, "node gamma has more jobs than fit into a message");
+    ck_assert_uint_eq(reply.job_count, 2);
+    hvi_admin_reply_free(&reply);
+    zmq_close(asker);
+}
+END_TEST
+
+START_TEST(a_node_that_goes_while_it_is_asked_is_not_waited_for)
+{
+    void *asker = ask_at(0);
+    struct hvi_admin_reply reply;
+
+    ask_mesh(asker, HVI_ADMIN_JOBS);
+    for (int i = 0; i < 2; i++)
+        tell_job(i, hear_question(i), "some");
+    gate_mesh_close(&sides[2].gate);
+    hear_answer(asker, &reply);
+    ck_assert_int_eq(reply.status, HVI_OK);
+    ck_assert_uint_eq(reply.job_count, 2);
+    hvi_admin_reply_free(&reply);
+    zmq_close(asker);
+}
+END_TEST
+
+START_TEST(whoever_asks_at_a_gate_whose_mesh_ends_is_told_what_is_known)
+{
+    void *asker = ask_at(0);
+    struct hvi_admin_reply reply;
+
+    ask_mesh(asker, HVI_ADMIN_JOBS);
+    tell_job(0, hear_question(0), "some");
+    let_read();
+    gate_mesh_close(&sides[0].gate);
+    hear_answer(asker, &reply);
+    ck_assert(has_job(&reply, "some", "127.0.0.1"));
+    hvi_admin_reply_free(&reply);
+    zmq_close(asker);
+}
+END_TEST
+
+START_TEST(the_first_seed_knows_the_nodes_and_where_it_is_silent_a_gate_tells_its_own)
+{
+    void *asker = ask_at(2);
+    struct hvi_admin_reply reply;
+
+    ask_mesh(asker, HVI_ADMIN_NODES);
+    hear_answer(asker, &reply);
+    ck_assert_uint_eq(reply.node_count, SIDES);
+    ck_assert_str_eq(reply.text, "");
+    hvi_admin_reply_free(&reply);
+    ask_mesh(asker, HVI_ADMIN_NODES);
+    for (int i = 0; i < 3; i++)
+        mesh_query_tick(sides[2].gate.mesh, hvi_clock_ns() + 2 * HVI_NS_SEC);
+    hear_answer(asker, &reply);
+    ck_assert_uint_ge(reply.node_count, 2);
+    hvi_admin_reply_free(&reply);
+    zmq_close(asker);
+}
+END_TEST
+
+START_TEST(where_no_seed_can_be_reached_the_jobs_here_come_with_that_sentence)
+{
+    struct hvi_admin_reply reply;
+    void *asker;
+
+    prepare_seeds();
+    open_node(2);
+    asker = come_to(&sides[2]);
+    ask_mesh(asker, HVI_ADMIN_JOBS);
+    tell_job(2, hear_question(2), "mine");
+    hear_answer(asker, &reply);
+    ck_assert_str_eq(reply.text, "no seed of the mesh can be reached, so these are the jobs of "
+                                 "node gamma alone");
+    ck_assert(has_job(&reply, "mine", "gamma"));
+    hvi_admin_reply_free(&reply);
+    zmq_close(asker);
+}
+END_TEST
+
+START_TEST(all_nodes_are_not_asked_more_often_than_they_may_be)
+{
+    uint64_t end = hvi_deadline_after(PATIENCE);
+    struct hvi_admin_reply reply = {.status = HVI_OK};
+    int questions = 0;
+    void *asker;
+
+    prepare_seeds();
+    open_node(2);
+    asker = come_to(&sides[2]);
+    while (reply.status == HVI_OK) {
+        ck_assert(!hvi_deadline_passed(end));
+        hvi_admin_reply_free(&reply);
+        ask_mesh(asker, HVI_ADMIN_JOBS);
+        while (!has_answer(asker, &reply)) {
+            turn();
+            if (!hears(&sides[2]) || heard.kind != HVI_GATE_ASK)
+                continue;
+            questions++;
+            tell_job(2, heard.ask.ticket, "mine");
+        }
+    }
+    ck_assert_int_ge(questions, 20);
+    ck_assert_int_eq(reply.status, HVI_ERR_LIMIT);
+    ck_assert_str_eq(reply.text, "the nodes of the mesh are asked for their jobs too often; try "
+                                 "again in a second");
+    hvi_admin_reply_free(&reply);
+    zmq_close(asker);
+}
+END_TEST
+
 static void add_seeds(Suite *suite)
 {
     TCase *tcase = tcase_create("seeds");
@@ -1514,6 +1777,25 @@ static void add_seeds(Suite *suite)
     tcase_add_test(tcase,
                    what_waits_at_a_seed_that_begins_to_speak_another_version_meets_at_the_next_one);
     tcase_add_test(tcase, seeds_that_are_none_are_named);
+    suite_add_tcase(suite, tcase);
+}
+
+static void add_questions(Suite *suite)
+{
+    TCase *tcase = tcase_create("questions");
+
+    tcase_set_timeout(tcase, 30);
+    tcase_add_checked_fixture(tcase, setup, teardown);
+    tcase_add_test(tcase, whoever_asks_anywhere_gets_the_jobs_of_all_nodes_with_their_names);
+    tcase_add_test(tcase,
+                   nodes_that_say_nothing_or_nonsense_are_named_and_the_others_jobs_are_there);
+    tcase_add_test(tcase, an_answer_that_does_not_fit_is_said_to_be_one);
+    tcase_add_test(tcase, a_node_that_goes_while_it_is_asked_is_not_waited_for);
+    tcase_add_test(tcase, whoever_asks_at_a_gate_whose_mesh_ends_is_told_what_is_known);
+    tcase_add_test(tcase,
+                   the_first_seed_knows_the_nodes_and_where_it_is_silent_a_gate_tells_its_own);
+    tcase_add_test(tcase, where_no_seed_can_be_reached_the_jobs_here_come_with_that_sentence);
+    tcase_add_test(tcase, all_nodes_are_not_asked_more_often_than_they_may_be);
     suite_add_tcase(suite, tcase);
 }
 
@@ -1586,6 +1868,7 @@ int main(void)
     add_meeting(suite);
     add_failures(suite);
     add_seeds(suite);
+    add_questions(suite);
     add_liars(suite);
     return hvt_run_suite(suite);
 }
