@@ -8,8 +8,10 @@
 #include "tests/unit/hvt_log.h"
 #include "tests/unit/hvt_main.h"
 
+#include <errno.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 
 #include <zmq.h>
 
@@ -1759,6 +1761,98 @@ START_TEST(all_nodes_are_not_asked_more_often_than_they_may_be)
 }
 END_TEST
 
+/* ---- what a gate answers itself ---- */
+
+static struct hvi_admin_reply asked_for(void *asker, enum hvi_admin_kind kind, uint32_t version)
+{
+    const struct hvi_admin_request request = {
+        .protocol_version = version, .request = 7, .kind = kind, .of_gate = true};
+    struct hvi_admin_reply reply;
+
+    ask(asker, &request);
+    hear_answer(asker, &reply);
+    return reply;
+}
+
+START_TEST(a_gate_tells_its_own_limits_and_who_has_how_much_of_them)
+{
+    void *asker = come_to(&sides[0]);
+    struct hvi_admin_reply reply = asked_for(asker, HVI_ADMIN_LIMITS, HVI_PROTOCOL_VERSION);
+
+    ck_assert_int_eq(reply.status, HVI_OK);
+    ck_assert_uint_eq(reply.limit_count, 2); /* a private one has no rates */
+    ck_assert_str_eq(reply.limits[0].limit, "max-admin");
+    ck_assert_str_eq(reply.limits[1].limit, "max-admin-per-user");
+    ck_assert_uint_eq(reply.limits[1].uid, geteuid());
+    for (int i = 0; i < 2; i++) {
+        ck_assert_uint_eq(reply.limits[i].most, 16);
+        ck_assert_uint_eq(reply.limits[i].used, 1);
+    }
+    hvi_admin_reply_free(&reply);
+    zmq_close(asker);
+}
+END_TEST
+
+START_TEST(a_tool_of_another_version_is_told_both)
+{
+    void *asker = come_to(&sides[0]);
+    struct hvi_admin_reply reply = asked_for(asker, HVI_ADMIN_STATUS, HVI_PROTOCOL_VERSION + 1);
+    char text[100];
+
+    snprintf(text, sizeof(text), "this tool speaks protocol %u, hvdd %s speaks protocol %u",
+             HVI_PROTOCOL_VERSION + 1, HVD_VERSION_TEXT, HVI_PROTOCOL_VERSION);
+    ck_assert_int_eq(reply.status, HVI_ERR_VERSION);
+    ck_assert_str_eq(reply.text, text);
+    hvi_admin_reply_free(&reply);
+    zmq_close(asker);
+}
+END_TEST
+
+START_TEST(who_subscribes_is_told_of_nodes)
+{
+    void *asker = come_to(&sides[0]);
+    struct hvi_admin_reply reply = asked_for(asker, HVI_ADMIN_EVENTS, HVI_PROTOCOL_VERSION);
+    static unsigned char bytes[4096];
+    uint64_t end = hvi_deadline_after(PATIENCE);
+
+    ck_assert_int_eq(reply.status, HVI_OK);
+    hvi_admin_reply_free(&reply);
+    gate_admin_node_event(&sides[0].gate, HVI_EVENT_NODE_LOST, "beta", "it has not been heard");
+    while (zmq_recv(asker, bytes, sizeof(bytes), ZMQ_DONTWAIT) < 0) {
+        ck_assert(!hvi_deadline_passed(end));
+        turn();
+    }
+    ck_assert_ptr_nonnull(memmem(bytes, sizeof(bytes), "beta", 4));
+    ck_assert_ptr_nonnull(memmem(bytes, sizeof(bytes), "it has not been heard", 21));
+    zmq_close(asker);
+}
+END_TEST
+
+START_TEST(one_user_has_so_many_connections_and_no_more)
+{
+    void *asker = come_to(&sides[0]);
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    int fds[17];
+    char byte;
+
+    snprintf(address.sun_path, sizeof(address.sun_path), "%s/admin.sock", dir);
+    for (int i = 0; i < 17; i++) {
+        fds[i] = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        ck_assert_int_eq(connect(fds[i], (struct sockaddr *)&address, sizeof(address)), 0);
+    }
+    wait_log("a connection to admin.sock was closed: its user", 1);
+    for (int i = 0; i < 17; i++) {
+        while (recv(fds[i], &byte, 1, MSG_PEEK) < 0 && errno == EAGAIN)
+            turn();
+    }
+    ck_assert_int_eq(recv(fds[16], &byte, 1, 0), 0); /* hung up on; the others are greeted */
+    ck_assert_int_eq(recv(fds[0], &byte, 1, 0), 1);
+    for (int i = 0; i < 17; i++)
+        close(fds[i]);
+    zmq_close(asker);
+}
+END_TEST
+
 static void add_seeds(Suite *suite)
 {
     TCase *tcase = tcase_create("seeds");
@@ -1796,6 +1890,10 @@ static void add_questions(Suite *suite)
                    the_first_seed_knows_the_nodes_and_where_it_is_silent_a_gate_tells_its_own);
     tcase_add_test(tcase, where_no_seed_can_be_reached_the_jobs_here_come_with_that_sentence);
     tcase_add_test(tcase, all_nodes_are_not_asked_more_often_than_they_may_be);
+    tcase_add_test(tcase, a_gate_tells_its_own_limits_and_who_has_how_much_of_them);
+    tcase_add_test(tcase, a_tool_of_another_version_is_told_both);
+    tcase_add_test(tcase, who_subscribes_is_told_of_nodes);
+    tcase_add_test(tcase, one_user_has_so_many_connections_and_no_more);
     suite_add_tcase(suite, tcase);
 }
 
