@@ -586,6 +586,50 @@ START_TEST(a_roster_that_cannot_be_ends_every_session)
 }
 END_TEST
 
+/* Of another transport than TCP. */
+static const struct {
+    const char *transport, *networks;
+    bool encrypt;
+    int status;
+    const char *words;
+} untrusted[] = {
+    {"ucx", "127.0.0.0/8", true, HVI_ERR_REFUSED,
+     "net-transport is ucx, which encrypts nothing, and this node (h2) is to encrypt"},
+    {"ucx", "", false, HVI_ERR_REFUSED,
+     "within trusted-networks (HVD_TRUSTED_NETWORKS): it is empty; list the networks"},
+    {"ucx", "10.99.0.0/16", false, HVI_ERR_REFUSED,
+     "within trusted-networks (HVD_TRUSTED_NETWORKS): "},
+    {"pigeon", "127.0.0.0/8,::1/128", false, HVI_ERR_UNSUPPORTED,
+     "on node h2: this hvdd-engine was built without \"pigeon\""},
+};
+
+START_TEST(a_transport_that_authenticates_nobody_is_for_trusted_networks)
+{
+    struct hvi_engine_start *start = &bench.engine->start;
+
+    attach_all();
+    snprintf(start->net_transport, sizeof start->net_transport, "%s", untrusted[_i].transport);
+    snprintf(start->trusted_networks, sizeof start->trusted_networks, "%s", untrusted[_i].networks);
+    start->encrypt = untrusted[_i].encrypt;
+    say_roster();
+    expect_end(-1, untrusted[_i].status, untrusted[_i].words);
+}
+END_TEST
+
+START_TEST(a_node_outside_the_trusted_networks_is_named)
+{
+    attach_all();
+    snprintf(bench.engine->start.net_transport, sizeof bench.engine->start.net_transport, "ucx");
+    snprintf(bench.engine->start.trusted_networks, sizeof bench.engine->start.trusted_networks,
+             "127.0.0.0/8,::1/128");
+    fill_said();
+    snprintf(said.nodes[2].address, sizeof said.nodes[2].address, "192.0.2.3");
+    engine_rendezvous_roster(bench.engine, &said.roster);
+    free(said.nodes[2].ranks);
+    expect_end(-1, HVI_ERR_REFUSED, "node h3 has the address 192.0.2.3, which is in none of them");
+}
+END_TEST
+
 START_TEST(a_roster_that_was_not_asked_for_ends_every_session)
 {
     ck_assert_int_eq(attach(0), HVI_OK);
@@ -973,6 +1017,8 @@ int main(void)
     tcase_add_loop_test(tcase, a_roster_that_cannot_be_ends_every_session, 0,
                         sizeof spoil / sizeof spoil[0]);
     tcase_add_test(tcase, a_roster_that_was_not_asked_for_ends_every_session);
+    tcase_add_loop_test(tcase, a_transport_that_authenticates_nobody_is_for_trusted_networks, 0, 4);
+    tcase_add_test(tcase, a_node_outside_the_trusted_networks_is_named);
     tcase_add_test(tcase, every_rank_learns_why_there_is_no_job);
     tcase_add_test(tcase, a_job_that_has_met_may_still_be_called_off);
     tcase_add_test(tcase, nodes_that_do_not_come_end_every_session_after_the_start_timeout);
