@@ -221,6 +221,20 @@ START_TEST(a_fault_elsewhere_goes_to_the_handler_that_was_there)
 }
 END_TEST
 
+START_TEST(a_handler_for_once_is_called_once)
+{
+    struct sigaction now;
+
+    handle_sigbus(SA_SIGINFO | (int)SA_RESETHAND);
+    hvi_pages_open();
+    write_all(memory);
+    ck_assert_int_eq(told, 1);
+    hvi_pages_close();
+    ck_assert_int_eq(sigaction(SIGBUS, NULL, &now), 0);
+    ck_assert(!(now.sa_flags & SA_SIGINFO) && now.sa_handler == SIG_DFL);
+}
+END_TEST
+
 START_TEST(a_signal_that_was_sent_goes_to_the_handler_that_was_there)
 {
     handle_sigbus(0);
@@ -375,6 +389,7 @@ int main(void)
 #endif
     tcase_add_test(tcase, the_mask_of_signals_stays_the_callers);
     tcase_add_test(tcase, a_fault_elsewhere_goes_to_the_handler_that_was_there);
+    tcase_add_test(tcase, a_handler_for_once_is_called_once);
     tcase_add_test(tcase, a_signal_that_was_sent_goes_to_the_handler_that_was_there);
     tcase_add_test(tcase, without_a_handler_it_ends_the_process);
     tcase_add_test(tcase, the_last_close_puts_the_handler_back);

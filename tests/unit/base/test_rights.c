@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Capabilities that a process gives up, in children that have some to give up. */
+ * Capabilities that a process has, as /proc has them, and that it gives up, in children that have some to give up. */
 #include "base/rights.h"
 
 #include "tests/unit/hvt_main.h"
 
+#include <inttypes.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -50,12 +51,42 @@ START_TEST(what_is_not_kept_is_gone_for_good)
 }
 END_TEST
 
+static uint64_t effective(void)
+{
+    char line[256];
+    uint64_t rights = UINT64_MAX;
+    FILE *file = fopen("/proc/self/status", "re");
+
+    ck_assert_ptr_nonnull(file);
+    while (fgets(line, sizeof line, file) != NULL)
+        if (sscanf(line, "CapEff: %" SCNx64, &rights) == 1)
+            break;
+    fclose(file);
+    ck_assert_uint_ne(rights, UINT64_MAX);
+    return rights;
+}
+
+START_TEST(what_a_process_has_is_what_the_kernel_says)
+{
+    const uint64_t all = effective();
+
+    ck_assert(hvi_rights_has(0));
+    ck_assert(hvi_rights_has(all));
+    for (int i = 0; i < 64; i++)
+        ck_assert_msg(hvi_rights_has(HVI_RIGHT(i)) == ((all & HVI_RIGHT(i)) != 0), "right %d", i);
+    ck_assert(!hvi_rights_has(all | HVI_RIGHT(63)));
+    ck_assert(hvi_rights_keep(UINT64_MAX));
+    ck_assert_uint_eq(effective(), all);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("rights");
     TCase *tcase = tcase_create("rights");
 
     tcase_add_test(tcase, what_is_not_kept_is_gone_for_good);
+    tcase_add_test(tcase, what_a_process_has_is_what_the_kernel_says);
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);
 }
