@@ -4,6 +4,7 @@
 
 #include "tests/unit/hvt_main.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -108,11 +109,42 @@ END_TEST
 
 START_TEST(half_a_file_is_taken_away)
 {
-    const struct rlimit limit = {.rlim_cur = 4, .rlim_max = RLIM_INFINITY};
+    struct rlimit before, limit;
     signal(SIGXFSZ, SIG_IGN);
+    ck_assert_int_eq(getrlimit(RLIMIT_FSIZE, &before), 0);
+    limit = before;
+    limit.rlim_cur = 4;
     ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &limit), 0);
-    ck_assert_int_eq(mesh_key_write(path, "longer"), -1);
+    const int result = mesh_key_write(path, "longer");
+    const int error = errno;
+    ck_assert_int_eq(setrlimit(RLIMIT_FSIZE, &before), 0);
+    ck_assert_int_eq(result, -1);
+    ck_assert_int_eq(error, EFBIG);
     ck_assert_int_eq(access(path, F_OK), -1);
+}
+END_TEST
+
+START_TEST(a_nodes_public_key_follows_from_its_secret_one_and_is_no_option)
+{
+    char public[MESH_KEY_ROOM], secret[MESH_KEY_ROOM], again[MESH_KEY_ROOM];
+    for (int i = 0; i < 20; i++) {
+        ck_assert_int_eq(mesh_key_pair(public, secret, &why), 0);
+        ck_assert(isalnum((unsigned char)public[0]));
+        ck_assert(mesh_key_is(public) && mesh_key_is(secret));
+        ck_assert_int_eq(mesh_key_public(secret, again), 0);
+        ck_assert_str_eq(public, again);
+    }
+    ck_assert_int_eq(mesh_key_public("too short", again), -1);
+}
+END_TEST
+
+START_TEST(forty_letters_of_the_alphabet_are_a_key)
+{
+    ck_assert(mesh_key_is("aaaaaaaaaabbbbbbbbbbccccccccccdddddddddd"));
+    ck_assert(!mesh_key_is("aaaaaaaaaabbbbbbbbbbccccccccccddddddddd"));
+    ck_assert(!mesh_key_is("aaaaaaaaaabbbbbbbbbbccccccccccddddddddddd"));
+    ck_assert(!mesh_key_is("aaaaaaaaaabbbbbbbbbbccccccccccddddddddd "));
+    ck_assert(!mesh_key_is(""));
 }
 END_TEST
 
@@ -137,6 +169,8 @@ int main(void)
     tcase_add_test(tests, what_is_there_is_never_replaced);
     tcase_add_test(tests, half_a_file_is_taken_away);
     tcase_add_test(tests, a_folder_that_is_not_there_is_an_error);
+    tcase_add_test(tests, a_nodes_public_key_follows_from_its_secret_one_and_is_no_option);
+    tcase_add_test(tests, forty_letters_of_the_alphabet_are_a_key);
     suite_add_tcase(suite, tests);
     return hvt_run_suite(suite);
 }
