@@ -16,7 +16,7 @@ char hvt_root[64];
 struct hvi_admin_request hvt_asked[HVT_LINES_MAX];
 int hvt_code;
 char hvt_out[32768], hvt_err[8192];
-const char *hvt_out_path;
+const char *hvt_out_path, *hvt_in_path;
 
 void hvt_program_setup(void)
 {
@@ -25,7 +25,7 @@ void hvt_program_setup(void)
     setenv("HVD_ADDRESS", hvt_root, 1);
     setenv("XDG_RUNTIME_DIR", hvt_root, 1);
     setenv("LC_ALL", "C", 1);
-    hvt_out_path = NULL;
+    hvt_out_path = hvt_in_path = NULL;
 }
 
 void hvt_program_teardown(void)
@@ -60,7 +60,7 @@ static void fill_in(const char *words, char *line_p, size_t size)
     }
 }
 
-static pid_t spawn(char **argv)
+static pid_t spawn(char **argv, const char *out_path, const char *err_path)
 {
     static const int create = O_WRONLY | O_CREAT | O_TRUNC;
     posix_spawn_file_actions_t actions;
@@ -69,17 +69,16 @@ static pid_t spawn(char **argv)
     ck_assert_ptr_nonnull(getenv("HVD_BUILD_DIR"));
     snprintf(program, sizeof program, "%s/bin/hvdctl", getenv("HVD_BUILD_DIR"));
     ck_assert_int_eq(posix_spawn_file_actions_init(&actions), 0);
-    posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-    posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO,
-                                     hvt_out_path != NULL ? hvt_out_path : hvt_path("out"), create,
-                                     0600);
-    posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, hvt_path("err"), create, 0600);
+    posix_spawn_file_actions_addopen(&actions, STDIN_FILENO,
+                                     hvt_in_path != NULL ? hvt_in_path : "/dev/null", O_RDONLY, 0);
+    posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, out_path, create, 0600);
+    posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, err_path, create, 0600);
     ck_assert_int_eq(posix_spawn(&pid, program, &actions, NULL, argv, environ), 0);
     posix_spawn_file_actions_destroy(&actions);
     return pid;
 }
 
-static void read_whole(const char *path, char *text_p, size_t size)
+void hvt_read(const char *path, char *text_p, size_t size)
 {
     FILE *file = fopen(path, "re");
     ck_assert_ptr_nonnull(file);
@@ -89,7 +88,7 @@ static void read_whole(const char *path, char *text_p, size_t size)
     text_p[length] = '\0';
 }
 
-void hvt_run(const char *words)
+static pid_t start(const char *words, const char *out_path, const char *err_path)
 {
     static char line[8192];
     char *argv[WORDS_MAX + 1] = {(char[]){"hvdctl"}};
@@ -100,11 +99,27 @@ void hvt_run(const char *words)
         ck_assert_int_lt(argc, WORDS_MAX);
         argv[argc++] = word;
     }
-    const int status = hvt_wait_child(spawn(argv));
+    return spawn(argv, out_path, err_path);
+}
+
+pid_t hvt_start(const char *words, const char *name)
+{
+    char out_path[128], err_path[128];
+    snprintf(out_path, sizeof out_path, "%s/%s.out", hvt_root, name);
+    snprintf(err_path, sizeof err_path, "%s/%s.err", hvt_root, name);
+    return start(words, out_path, err_path);
+}
+
+void hvt_run(const char *words)
+{
+    char err_path[128];
+    snprintf(err_path, sizeof err_path, "%s/err", hvt_root);
+    const int status = hvt_wait_child(
+        start(words, hvt_out_path != NULL ? hvt_out_path : hvt_path("out"), err_path));
     hvt_out[0] = '\0';
     if (hvt_out_path == NULL)
-        read_whole(hvt_path("out"), hvt_out, sizeof hvt_out);
-    read_whole(hvt_path("err"), hvt_err, sizeof hvt_err);
+        hvt_read(hvt_path("out"), hvt_out, sizeof hvt_out);
+    hvt_read(hvt_path("err"), hvt_err, sizeof hvt_err);
     ck_assert_msg(WIFEXITED(status), "hvdctl %s: wait status %d: %s", words, status, hvt_err);
     hvt_code = WEXITSTATUS(status);
 }
@@ -137,6 +152,47 @@ void hvt_expect_error(int status)
     ck_assert_ptr_nonnull(
         strstr(hvt_err, cJSON_GetStringValue(cJSON_GetObjectItem(error, "text"))));
     cJSON_Delete(document);
+}
+
+/* ---- what doctor has found ---- */
+
+static const char *string(const cJSON *object, const char *name)
+{
+    return cJSON_GetStringValue(cJSON_GetObjectItem(object, name));
+}
+
+cJSON *hvt_findings(void)
+{
+    cJSON *document = hvt_document();
+    const cJSON *object;
+    int problems = 0;
+    cJSON_ArrayForEach(object, cJSON_GetObjectItem(document, "checks")) problems +=
+        strcmp(string(object, "result"), "problem") == 0;
+    ck_assert_int_eq((int)cJSON_GetNumberValue(cJSON_GetObjectItem(document, "problems")),
+                     problems);
+    hvt_expect_end(problems == 0 ? 0 : 1, "");
+    return document;
+}
+
+const cJSON *hvt_finding(const cJSON *document, const char *check)
+{
+    const cJSON *object;
+    cJSON_ArrayForEach(
+        object, cJSON_GetObjectItem(document, "checks")) if (strcmp(string(object, "check"),
+                                                                    check) == 0) return object;
+    return NULL;
+}
+
+void hvt_expect_finding(const cJSON *document, const char *check, const char *result,
+                        const char *value, const char *next)
+{
+    const cJSON *object = hvt_finding(document, check);
+    ck_assert_msg(object != NULL, "no check %s", check);
+    ck_assert_msg(strstr(string(object, "value"), value) != NULL, "%s", string(object, "value"));
+    ck_assert_str_eq(string(object, "result"), result);
+    if (next[0] == '\0')
+        ck_assert_str_eq(string(object, "next"), "");
+    ck_assert_msg(strstr(string(object, "next"), next) != NULL, "%s", string(object, "next"));
 }
 
 /* ---- hvdd ---- */

@@ -27,44 +27,10 @@ static const char *string(const cJSON *object, const char *name)
     return cJSON_GetStringValue(cJSON_GetObjectItem(object, name));
 }
 
-/* Of doctor --json that has run; fails unless the exit status is as the document says. */
-static cJSON *findings(void)
-{
-    cJSON *document = hvt_document();
-    const cJSON *object;
-    int problems = 0;
-    cJSON_ArrayForEach(object, cJSON_GetObjectItem(document, "checks")) problems +=
-        strcmp(string(object, "result"), "problem") == 0;
-    ck_assert_int_eq((int)cJSON_GetNumberValue(cJSON_GetObjectItem(document, "problems")),
-                     problems);
-    hvt_expect_end(problems == 0 ? 0 : 1, "");
-    return document;
-}
-
-/* Fails unless that check has come to that result, with that in its value and, unless "", its advice. */
-static void expect(const cJSON *document, const char *check, const char *result, const char *value,
-                   const char *next)
-{
-    const cJSON *object;
-    cJSON_ArrayForEach(object, cJSON_GetObjectItem(document, "checks"))
-    {
-        if (strcmp(string(object, "check"), check) != 0)
-            continue;
-        ck_assert_str_eq(string(object, "result"), result);
-        ck_assert_msg(strstr(string(object, "value"), value) != NULL, "%s",
-                      string(object, "value"));
-        if (next[0] == '\0')
-            ck_assert_str_eq(string(object, "next"), "");
-        ck_assert_msg(strstr(string(object, "next"), next) != NULL, "%s", string(object, "next"));
-        return;
-    }
-    ck_abort_msg("no check %s", check);
-}
-
 START_TEST(every_check_says_something)
 {
     hvt_run("doctor --json");
-    cJSON *document = findings();
+    cJSON *document = hvt_findings();
     const cJSON *array = cJSON_GetObjectItem(document, "checks");
     ck_assert_int_eq(cJSON_GetArraySize(array), (int)CHECKS);
     for (int i = 0; i < (int)CHECKS; i++) {
@@ -74,9 +40,9 @@ START_TEST(every_check_says_something)
         if (strcmp(string(object, "result"), "problem") == 0)
             ck_assert_str_ne(string(object, "next"), "");
     }
-    expect(document, "kernel", "ok", "Linux ", "");
-    expect(document, "sealed memfd", "ok", "works", "");
-    expect(document, "pidfd", "ok", "works", "");
+    hvt_expect_finding(document, "kernel", "ok", "Linux ", "");
+    hvt_expect_finding(document, "sealed memfd", "ok", "works", "");
+    hvt_expect_finding(document, "pidfd", "ok", "works", "");
     cJSON_Delete(document);
 }
 END_TEST
@@ -100,24 +66,25 @@ END_TEST
 START_TEST(a_runtime_directory_must_be_there_and_closed_to_others)
 {
     hvt_run("doctor --json");
-    cJSON *document = findings();
-    expect(document, "runtime directory", "ok", hvt_root, "");
+    cJSON *document = hvt_findings();
+    hvt_expect_finding(document, "runtime directory", "ok", hvt_root, "");
     cJSON_Delete(document);
     ck_assert_int_eq(chmod(hvt_root, 0711), 0);
     hvt_run("doctor --json");
-    document = findings();
-    expect(document, "runtime directory", "problem", "mode 0711; must be owner ", "chmod 0700 ");
+    document = hvt_findings();
+    hvt_expect_finding(document, "runtime directory", "problem", "mode 0711; must be owner ",
+                       "chmod 0700 ");
     cJSON_Delete(document);
     setenv("XDG_RUNTIME_DIR", "/nonexistent", 1);
     hvt_run("doctor --json");
-    document = findings();
-    expect(document, "runtime directory", "problem", "/nonexistent: No such file",
-           "unset XDG_RUNTIME_DIR");
+    document = hvt_findings();
+    hvt_expect_finding(document, "runtime directory", "problem", "/nonexistent: No such file",
+                       "unset XDG_RUNTIME_DIR");
     cJSON_Delete(document);
     unsetenv("XDG_RUNTIME_DIR");
     hvt_run("doctor --json");
-    document = findings();
-    expect(document, "runtime directory", "ok", "no XDG_RUNTIME_DIR; /tmp will do", "");
+    document = hvt_findings();
+    hvt_expect_finding(document, "runtime directory", "ok", "no XDG_RUNTIME_DIR; /tmp will do", "");
     cJSON_Delete(document);
 }
 END_TEST
@@ -139,9 +106,9 @@ START_TEST(few_open_files_are_a_note_or_a_problem)
     limit.rlim_cur = limits[_i].files;
     ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
     hvt_run("doctor --json");
-    cJSON *document = findings();
+    cJSON *document = hvt_findings();
     snprintf(value, sizeof value, "%d open files (", (int)limits[_i].files);
-    expect(document, "open files", limits[_i].result, value, limits[_i].next);
+    hvt_expect_finding(document, "open files", limits[_i].result, value, limits[_i].next);
     cJSON_Delete(document);
 }
 END_TEST
@@ -153,8 +120,8 @@ START_TEST(locked_memory_is_told_and_never_a_problem)
     limit.rlim_cur = 65536;
     ck_assert_int_eq(setrlimit(RLIMIT_MEMLOCK, &limit), 0);
     hvt_run("doctor --json");
-    cJSON *document = findings();
-    expect(document, "locked memory", "ok", "64.0 KiB; enough", "");
+    cJSON *document = hvt_findings();
+    hvt_expect_finding(document, "locked memory", "ok", "64.0 KiB; enough", "");
     cJSON_Delete(document);
 }
 END_TEST
@@ -179,8 +146,8 @@ START_TEST(the_ports_of_jobs_have_to_be_free)
     ck_assert_int_eq(listen(fd, 1), 0);
     setenv("HVD_PORT_RANGE", ranges[_i].range, 1);
     hvt_run("doctor --json");
-    cJSON *document = findings();
-    expect(document, "ports", ranges[_i].result, ranges[_i].value, ranges[_i].next);
+    cJSON *document = hvt_findings();
+    hvt_expect_finding(document, "ports", ranges[_i].result, ranges[_i].value, ranges[_i].next);
     cJSON_Delete(document);
     close(fd);
 }
@@ -190,14 +157,14 @@ START_TEST(an_interface_that_is_not_there_is_a_problem)
 {
     setenv("HVD_INTERFACE", "hvt-none", 1);
     hvt_run("doctor --json");
-    cJSON *document = findings();
-    expect(document, "interface", "problem", "HVD_INTERFACE=hvt-none names no interface",
-           "`ip address` lists");
+    cJSON *document = hvt_findings();
+    hvt_expect_finding(document, "interface", "problem",
+                       "HVD_INTERFACE=hvt-none names no interface", "`ip address` lists");
     cJSON_Delete(document);
     setenv("HVD_INTERFACE", "lo", 1);
     hvt_run("doctor --json");
-    document = findings();
-    expect(document, "interface", "ok", "lo, 127.0.0.1: by HVD_INTERFACE=lo", "");
+    document = hvt_findings();
+    hvt_expect_finding(document, "interface", "ok", "lo, 127.0.0.1: by HVD_INTERFACE=lo", "");
     cJSON_Delete(document);
 }
 END_TEST
@@ -213,13 +180,13 @@ START_TEST(a_hvdd_of_this_version_is_fine_and_another_version_a_note)
         .reply = {.has_daemon = true, .daemon = HVT_DAEMON("9.8.7")},
     }};
     HVT_RUN(same, "doctor --json");
-    cJSON *document = findings();
-    expect(document, "hvdd", "ok", HVD_VERSION_TEXT ", pid 17, in /run/there", "");
+    cJSON *document = hvt_findings();
+    hvt_expect_finding(document, "hvdd", "ok", HVD_VERSION_TEXT ", pid 17, in /run/there", "");
     cJSON_Delete(document);
     HVT_RUN(other, "doctor --json");
-    document = findings();
-    expect(document, "hvdd", "note", "9.8.7, pid 17; hvdctl is " HVD_VERSION_TEXT,
-           "restart hvdd after an upgrade");
+    document = hvt_findings();
+    hvt_expect_finding(document, "hvdd", "note", "9.8.7, pid 17; hvdctl is " HVD_VERSION_TEXT,
+                       "restart hvdd after an upgrade");
     cJSON_Delete(document);
 }
 END_TEST
@@ -231,9 +198,10 @@ START_TEST(a_hvdd_that_answers_with_an_error_is_a_problem)
         .reply = {.status = HVI_ERR_VERSION, .text = "version 9 is spoken here"},
     }};
     HVT_RUN(lines, "doctor --json");
-    cJSON *document = findings();
-    expect(document, "hvdd", "problem", "answers with an error: version 9 is spoken here",
-           "install the same version of hvdd and hvdctl");
+    cJSON *document = hvt_findings();
+    hvt_expect_finding(document, "hvdd", "problem",
+                       "answers with an error: version 9 is spoken here",
+                       "install the same version of hvdd and hvdctl");
     cJSON_Delete(document);
 }
 END_TEST
@@ -247,16 +215,41 @@ START_TEST(a_hvdd_that_is_not_there_or_says_nothing_of_use_is_a_note)
         .cut = 1,
     }};
     hvt_run("doctor --json");
-    cJSON *document = findings();
-    expect(document, "hvdd", "note", "(nothing there)", "start one (hvdd, or ");
+    cJSON *document = hvt_findings();
+    hvt_expect_finding(document, "hvdd", "note", "(nothing there)", "start one (hvdd, or ");
     cJSON_Delete(document);
     HVT_RUN(silent, "doctor --json --timeout 0.02");
-    document = findings();
-    expect(document, "hvdd", "note", "(it does not answer)", "start one (hvdd, or ");
+    document = hvt_findings();
+    hvt_expect_finding(document, "hvdd", "note", "(it does not answer)", "start one (hvdd, or ");
     cJSON_Delete(document);
     HVT_RUN(cut, "doctor --json");
-    document = findings();
-    expect(document, "hvdd", "note", hvi_status_text(HVI_ERR_PROTOCOL), "start one (hvdd, or ");
+    document = hvt_findings();
+    hvt_expect_finding(document, "hvdd", "note", hvi_status_text(HVI_ERR_PROTOCOL),
+                       "start one (hvdd, or ");
+    cJSON_Delete(document);
+}
+END_TEST
+
+static const struct {
+    const char *mps, *result, *value;
+} own_mps[] = {
+    {"pid 7, in /run/there/mps", "ok", "hvdd's own: pid 7, in /run/there/mps"},
+    {"none: there is no program", "note", "hvdd's own: none: there is no program"},
+};
+
+START_TEST(a_hvdd_says_whether_it_has_an_mps_of_its_own)
+{
+    struct hvt_line lines[] = {{
+        .kind = HVI_ADMIN_STATUS,
+        .reply = {.has_daemon = true, .daemon = HVT_DAEMON(HVD_VERSION_TEXT)},
+    }};
+    snprintf(lines[0].reply.daemon.gpu_mps, sizeof lines[0].reply.daemon.gpu_mps, "%s",
+             own_mps[_i].mps);
+    setenv("FAKEGPU", "devices=1", 1);
+    setenv("FAKEGPU_FAULT", "hvdd-gpu/no-memory@1", 1);
+    HVT_RUN(lines, "doctor gpu --json");
+    cJSON *document = hvt_findings();
+    hvt_expect_finding(document, "MPS", own_mps[_i].result, own_mps[_i].value, "");
     cJSON_Delete(document);
 }
 END_TEST
@@ -267,9 +260,9 @@ START_TEST(what_turns_on_a_gpu_cost_is_measured_or_said_why_not)
     setenv("FAKEGPU", "devices=1", 1);
     setenv("CUDA_MPS_PIPE_DIRECTORY", hvt_root, 1);
     hvt_run("doctor gpu --json");
-    cJSON *document = findings();
+    cJSON *document = hvt_findings();
     const cJSON *turns = cJSON_GetArrayItem(cJSON_GetObjectItem(document, "checks"), 1);
-    expect(document, "MPS", "ok", "no control daemon in ", "");
+    hvt_expect_finding(document, "MPS", "ok", "no control daemon in ", "");
     ck_assert_ptr_nonnull(strstr(string(turns, "value"), "a worker's kernel takes "));
     for (int i = 0; i < 2; i++)
         ck_assert(cJSON_GetNumberValue(cJSON_GetObjectItem(turns, i == 0 ? "idle_ns" : "busy_ns")) >
@@ -279,11 +272,57 @@ START_TEST(what_turns_on_a_gpu_cost_is_measured_or_said_why_not)
     ck_assert_int_eq(mknod(hvt_path("control"), S_IFREG | 0600, 0), 0);
     setenv("FAKEGPU_FAULT", "hvdd-gpu/no-memory@1", 1);
     hvt_run("doctor gpu --json");
-    document = findings();
-    expect(document, "MPS", "ok", "a control daemon is in ", "");
-    expect(document, "turns on the GPU", "note",
-           "not measured: cuMemAlloc of the staging memory: ", "");
+    document = hvt_findings();
+    hvt_expect_finding(document, "MPS", "ok", "a control daemon is in ", "");
+    hvt_expect_finding(document, "turns on the GPU", "note",
+                       "not measured: cuMemAlloc of the staging memory: ", "");
     cJSON_Delete(document);
+}
+END_TEST
+
+/* An installation of hvdctl alone, whose hvdd-gpu is a script that says that. */
+static void install(const char *script)
+{
+    char command[1024];
+
+    snprintf(command, sizeof command,
+             "mkdir -p %s/i/bin %s/i/libexec/hvdd && cp %s/bin/hvdctl %s/i/bin && "
+             "printf '#!/bin/sh\\n%s\\n' >%s/i/libexec/hvdd/hvdd-gpu && "
+             "chmod 0700 %s/i/libexec/hvdd/hvdd-gpu",
+             hvt_root, hvt_root, getenv("HVD_BUILD_DIR"), hvt_root, script, hvt_root, hvt_root);
+    ck_assert_int_eq(system(command), 0);
+    snprintf(command, sizeof command, "%s/i", hvt_root);
+    setenv("HVD_BUILD_DIR", command, 1);
+}
+
+static const struct {
+    bool has_mps;
+    const char *script, *result, *value, *next;
+} workers[] = {
+    {false, "echo idle_ns 10000; echo busy_ns 2000000", "note",
+     "a worker's kernel takes 10.0 us, and 2000.0 us beside a process that computes",
+     "optional: hvdd's option gpu-mps"},
+    {true, "echo idle_ns 10000; echo busy_ns 2000000", "note", "a worker's kernel takes 10.0 us",
+     "MPS does not take this process: see control.log"},
+    {true, "echo idle_ns 10000; echo busy_ns 20000", "ok", "and 20.0 us beside", ""},
+    {false, "exit 1", "note", "not measured: it failed", ""},
+};
+
+START_TEST(turns_on_a_gpu_are_a_note_with_what_to_do)
+{
+    char command[256];
+
+    install(workers[_i].script);
+    setenv("CUDA_MPS_PIPE_DIRECTORY", hvt_root, 1);
+    if (workers[_i].has_mps)
+        ck_assert_int_eq(mknod(hvt_path("control"), S_IFREG | 0600, 0), 0);
+    hvt_run("doctor gpu --json");
+    cJSON *document = hvt_findings();
+    hvt_expect_finding(document, "turns on the GPU", workers[_i].result, workers[_i].value,
+                       workers[_i].next);
+    cJSON_Delete(document);
+    snprintf(command, sizeof command, "rm -r %s/i", hvt_root);
+    ck_assert_int_eq(system(command), 0);
 }
 END_TEST
 
@@ -303,7 +342,10 @@ int main(void)
     tcase_add_test(tests, a_hvdd_of_this_version_is_fine_and_another_version_a_note);
     tcase_add_test(tests, a_hvdd_that_answers_with_an_error_is_a_problem);
     tcase_add_test(tests, a_hvdd_that_is_not_there_or_says_nothing_of_use_is_a_note);
+    tcase_add_loop_test(tests, a_hvdd_says_whether_it_has_an_mps_of_its_own, 0, 2);
     tcase_add_test(tests, what_turns_on_a_gpu_cost_is_measured_or_said_why_not);
+    tcase_add_loop_test(tests, turns_on_a_gpu_are_a_note_with_what_to_do, 0,
+                        sizeof workers / sizeof workers[0]);
     suite_add_tcase(suite, tests);
     return hvt_run_suite(suite);
 }

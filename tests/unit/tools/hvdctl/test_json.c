@@ -72,6 +72,55 @@ START_TEST(jobs_and_ranks_are_arrays)
 }
 END_TEST
 
+START_TEST(nodes_of_a_job_have_their_ranks_and_links)
+{
+    static const int32_t ranks[] = {2, 3};
+    const struct hvd_admin_link control = {
+        .to = 1, .purpose = HVD_ADMIN_LINK_CONTROL, .messages_sent = 5, .transport = "tcp"};
+    const struct hvd_admin_link data = {.to = 1,
+                                        .lane = 2,
+                                        .bytes_sent = 1 << 20,
+                                        .retransmits = 3,
+                                        .rtt_ns = 7,
+                                        .transport = "ucx"};
+    const struct hvd_admin_link *const links[] = {&control, &data};
+    const struct hvd_admin_span span = {.job = "x",
+                                        .name = "a",
+                                        .address = "192.0.2.1",
+                                        .port = 9601,
+                                        .here = 1,
+                                        .text = "",
+                                        .ranks = ranks,
+                                        .rank_count = 2,
+                                        .links = links,
+                                        .link_count = 2};
+    const struct hvd_admin_span *const spans[] = {&span};
+    struct hvd_admin_answer reply = hvt_reply;
+    struct ctl ctl = hvt_ctl();
+    reply.spans = spans;
+    reply.span_count = 1;
+    ctl_json_jobs(&ctl, &reply);
+    cJSON *document = parse(&ctl);
+    const cJSON *node = cJSON_GetArrayItem(cJSON_GetObjectItem(document, "job_nodes"), 0);
+    ck_assert_str_eq(string(node, "name"), "a");
+    ck_assert(number(node, "port") == 9601);
+    ck_assert(cJSON_IsTrue(cJSON_GetObjectItem(node, "answered")));
+    ck_assert(cJSON_GetNumberValue(cJSON_GetArrayItem(cJSON_GetObjectItem(node, "ranks"), 1)) == 3);
+    const cJSON *rows = cJSON_GetObjectItem(node, "links");
+    ck_assert_int_eq(cJSON_GetArraySize(rows), 2);
+    ck_assert_str_eq(string(cJSON_GetArrayItem(rows, 0), "kind"), "control");
+    ck_assert(number(cJSON_GetArrayItem(rows, 0), "messages_sent") == 5);
+    ck_assert_str_eq(string(cJSON_GetArrayItem(rows, 1), "kind"), "data");
+    ck_assert_str_eq(string(cJSON_GetArrayItem(rows, 1), "transport"), "ucx");
+    ck_assert(number(cJSON_GetArrayItem(rows, 1), "lane") == 2);
+    ck_assert(number(cJSON_GetArrayItem(rows, 1), "bytes_sent") == 1048576);
+    ck_assert(number(cJSON_GetArrayItem(rows, 1), "retransmits") == 3);
+    ck_assert(number(cJSON_GetArrayItem(rows, 1), "rtt_ns") == 7);
+    cJSON_Delete(document);
+    free(hvt_text);
+}
+END_TEST
+
 START_TEST(stalls_keep_the_bytes_of_a_name)
 {
     struct ctl ctl = hvt_ctl();
@@ -121,6 +170,7 @@ int main(void)
     TCase *tests = tcase_create("json");
     tcase_add_test(tests, status_has_raw_numbers);
     tcase_add_test(tests, jobs_and_ranks_are_arrays);
+    tcase_add_test(tests, nodes_of_a_job_have_their_ranks_and_links);
     tcase_add_test(tests, stalls_keep_the_bytes_of_a_name);
     tcase_add_test(tests, an_error_is_a_document_too);
     tcase_add_test(tests, an_absent_daemon_is_null);

@@ -152,6 +152,83 @@ START_TEST(a_key_is_allowed_once_and_another_one_of_the_same_name_is_not)
 }
 END_TEST
 
+START_TEST(a_key_may_come_from_standard_input)
+{
+    static const char one[] = "aaaaaaaaaabbbbbbbbbbccccccccccdddddddddd";
+    char text[256], in_path[128];
+    hvt_run("key new --node n1 --dir @/keys");
+    hvt_run("key allow n2 - --dir @/keys"); /* which is empty */
+    hvt_expect_end(2, "'' is no key: it has the 40 characters");
+    ck_assert(!is_there("keys/allow/n2"));
+    snprintf(text, sizeof text, "%s\r\nwhat follows does not count\n", one);
+    write_file("in", text);
+    snprintf(in_path, sizeof in_path, "%s", hvt_path("in"));
+    hvt_in_path = in_path;
+    hvt_run("key allow n2 - --dir @/keys");
+    hvt_expect_end(0, "");
+    read_file("keys/allow/n2", text, sizeof text);
+    ck_assert_uint_eq(strlen(text), 41);
+    ck_assert_int_eq(strncmp(text, one, 40), 0);
+    remove_folder();
+}
+END_TEST
+
+static const struct {
+    const char *text, *why;
+} bad_keys[] = {
+    {"", "it has no key in its first line"},
+    {"# a comment alone\n\n", "it has no key in its first line"},
+    {"secret short\n", "it has no key in its first line"},
+    {"public aaaaaaaaaabbbbbbbbbbccccccccccdddddddddd\n", "it has no key in its first line"},
+};
+
+START_TEST(a_file_without_a_key_is_told_and_one_may_have_comments)
+{
+    char text[256];
+    hvt_run("key new --node n1 --dir @/keys");
+    read_file("keys/node.key", text, sizeof text);
+    char *commented;
+    ck_assert_int_gt(asprintf(&commented, "# of n1\n\n%s", text), 0);
+    write_file("keys/node.key", commented);
+    free(commented);
+    hvt_run("key show --dir @/keys");
+    hvt_expect_end(0, "");
+    write_file("keys/node.key", bad_keys[_i].text);
+    hvt_run("key show --dir @/keys");
+    hvt_expect_end(1, bad_keys[_i].why);
+    ck_assert_str_eq(hvt_out, "");
+    remove_folder();
+}
+END_TEST
+
+START_TEST(a_folder_that_cannot_be_made_or_used_is_told)
+{
+    char words[PATH_MAX + 64] = "key show --dir /";
+    write_file("file", "");
+    hvt_run("key new --node n1 --dir @/none/keys");
+    hvt_expect_end(1, "none/keys: No such file or directory");
+    hvt_run("key new --node n1 --dir @/file");
+    hvt_expect_end(1, "file/allow: Not a directory");
+    hvt_run("key allow n1 aaaaaaaaaabbbbbbbbbbccccccccccdddddddddd --dir @/none");
+    hvt_expect_end(1, "none/allow/n1: No such file or directory");
+    memset(words + strlen(words), 'x', PATH_MAX);
+    hvt_run(words);
+    hvt_expect_end(2, "--dir takes the path of a folder");
+}
+END_TEST
+
+START_TEST(a_node_whose_name_has_another_key_gets_none)
+{
+    ck_assert_int_eq(mkdir(hvt_path("keys"), 0755), 0);
+    ck_assert_int_eq(mkdir(hvt_path("keys/allow"), 0755), 0);
+    write_file("keys/allow/n1", "aaaaaaaaaabbbbbbbbbbccccccccccdddddddddd\n");
+    hvt_run("key new --node n1 --dir @/keys");
+    hvt_expect_end(1, "n1: it is there with another key; remove it first");
+    ck_assert(!is_there("keys/node.key"));
+    remove_folder();
+}
+END_TEST
+
 START_TEST(without_a_node_key_show_says_how_to_make_one)
 {
     hvt_run("key show --dir @/none --json");
@@ -168,6 +245,11 @@ int main(void)
     tcase_add_test(tests, two_files_that_only_their_owner_reads_know_each_other);
     tcase_add_test(tests, a_node_has_a_secret_for_its_service_alone_and_a_key_for_everybody);
     tcase_add_test(tests, a_key_is_allowed_once_and_another_one_of_the_same_name_is_not);
+    tcase_add_test(tests, a_key_may_come_from_standard_input);
+    tcase_add_loop_test(tests, a_file_without_a_key_is_told_and_one_may_have_comments, 0,
+                        sizeof bad_keys / sizeof bad_keys[0]);
+    tcase_add_test(tests, a_folder_that_cannot_be_made_or_used_is_told);
+    tcase_add_test(tests, a_node_whose_name_has_another_key_gets_none);
     tcase_add_test(tests, without_a_node_key_show_says_how_to_make_one);
     tcase_add_test(tests, json_says_what_was_made);
     tcase_add_loop_test(tests, a_file_that_is_there_stays_as_it_is_and_no_other_is_made, 0, 2);

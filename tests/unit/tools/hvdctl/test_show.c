@@ -40,6 +40,20 @@ START_TEST(lost_log_lines_are_mentioned_only_when_there_are_any)
 }
 END_TEST
 
+START_TEST(what_only_some_hvdds_have_has_a_line_of_its_own)
+{
+    struct ctl ctl = hvt_ctl();
+    hvt_daemon.uptime_ns = 1;
+    hvt_daemon.uid = 4294967294u; /* no user has that number */
+    hvt_daemon.mesh_port = 9600;
+    ctl_show_status(&ctl, &hvt_reply);
+    fclose(ctl.out);
+    ck_assert_ptr_nonnull(strstr(hvt_text, ", user 4294967294, "));
+    ck_assert_ptr_nonnull(strstr(hvt_text, "\nmesh port    9600\n"));
+    free(hvt_text);
+}
+END_TEST
+
 START_TEST(jobs_are_a_table)
 {
     struct ctl ctl = hvt_ctl();
@@ -116,6 +130,52 @@ START_TEST(nodes_are_a_table_and_a_missing_mesh_a_sentence)
     reply = (struct hvd_admin_answer){.text = "this hvdd has no mesh"};
     ctl_show_nodes(&ctl, &reply);
     EXPECT(ctl, "nodes        this hvdd has no mesh\n");
+    ctl = hvt_ctl();
+    reply = (struct hvd_admin_answer){.text = "the hub is away", .nodes = list, .node_count = 1};
+    ctl_show_nodes(&ctl, &reply);
+    EXPECT(ctl, "NODE  ADDRESS    PORT  STATE    VERSION  SINCE  HEARD  JOBS\n"
+                "a     192.0.2.1  9600  listens  0.1.0        -      -  x, y\n"
+                "mesh         the hub is away\n");
+}
+END_TEST
+
+START_TEST(links_between_the_nodes_of_a_job_are_a_table)
+{
+    struct hvd_admin_link rows[] = {
+        {.to = 1,
+         .purpose = HVD_ADMIN_LINK_CONTROL,
+         .bytes_sent = 2048,
+         .bytes_received = 1024,
+         .messages_sent = 12345,
+         .messages_received = 7,
+         .rtt_ns = 1500,
+         .transport = "tcp"},
+        {.to = 1, .lane = 0, .bytes_sent = 1 << 20, .retransmits = 3, .transport = "tcp"},
+        {.to = 2, .lane = 1, .bytes_received = 1 << 20, .transport = "ucx"},
+    };
+    const struct hvd_admin_link *const links[] = {&rows[0], &rows[1], &rows[2]};
+    struct hvd_admin_span spans[] = {
+        {.job = "x", .name = "a", .address = "192.0.2.1", .links = links, .link_count = 3},
+        {.job = "x", .node = 1, .name = "b", .address = "192.0.2.2"},
+        {.job = "other", .node = 2, .name = "c", .address = "192.0.2.3"}, /* none of x's */
+    };
+    const struct hvd_admin_span *const list[] = {&spans[0], &spans[1], &spans[2]};
+    struct hvd_admin_answer reply = {.spans = list, .span_count = 3};
+    struct ctl ctl = hvt_ctl();
+    ctl_show_links(&ctl, &reply);
+    EXPECT(ctl, "\n"
+                "JOB  LINK OF  TO   KIND            SENT  RECEIVED  MESSAGES OUT  IN  RETRANSMITS"
+                "     RTT\n"
+                "x    0 a      1 b  control      2.0 KiB   1.0 KiB        12,345   7            0"
+                "  1.5 µs\n"
+                "x    0 a      1 b  data 0       1.0 MiB       0 B             -   -            3"
+                "       -\n"
+                "x    0 a      -    data 1, ucx      0 B   1.0 MiB             -   -            0"
+                "       -\n");
+    ctl = hvt_ctl();
+    spans[0].link_count = 0;
+    ctl_show_links(&ctl, &reply);
+    EXPECT(ctl, "");
 }
 END_TEST
 
@@ -147,6 +207,11 @@ START_TEST(workers_of_gpus_are_a_table)
     reply.gpu_count = 0;
     ctl_show_gpus(&ctl, &reply, rows);
     EXPECT(ctl, "gpus         no worker runs; one is started for each GPU of a job that uses it\n");
+    ctl = hvt_ctl();
+    reply.daemon = &hvt_daemon;
+    ctl_show_gpus(&ctl, &reply, rows);
+    EXPECT(ctl, "MPS          pid 7, in /run/hvdd/mps\n"
+                "gpus         no worker runs; one is started for each GPU of a job that uses it\n");
 }
 END_TEST
 
@@ -229,6 +294,12 @@ START_TEST(a_rank_of_several_nodes_has_the_address_of_its_own)
     fclose(ctl.out);
     ck_assert_ptr_nonnull(strstr(hvt_text, "\n0 a   192.0.2.1:9600         0 "));
     ck_assert_ptr_nonnull(strstr(hvt_text, "\n1 b   [2001:db8::2]:9601     1 "));
+    free(hvt_text);
+    ctl = hvt_ctl();
+    rows[1].node = 2; /* of which nothing is known */
+    ctl_show_ranks(&ctl, "x", &reply);
+    fclose(ctl.out);
+    ck_assert_msg(strstr(hvt_text, "\n-     -                  1 ") != NULL, "%s", hvt_text);
     free(hvt_text);
 }
 END_TEST
@@ -352,8 +423,10 @@ int main(void)
     tcase_add_test(tests, nodes_are_a_table_and_a_missing_mesh_a_sentence);
     tcase_add_test(tests, status_is_a_short_list);
     tcase_add_test(tests, lost_log_lines_are_mentioned_only_when_there_are_any);
+    tcase_add_test(tests, what_only_some_hvdds_have_has_a_line_of_its_own);
     tcase_add_test(tests, jobs_are_a_table);
     tcase_add_test(tests, of_another_users_job_the_table_tells_no_figures);
+    tcase_add_test(tests, links_between_the_nodes_of_a_job_are_a_table);
     tcase_add_test(tests, workers_of_gpus_are_a_table);
     tcase_add_test(tests, limits_are_a_table);
     tcase_add_test(tests, ranks_say_what_became_of_each);
