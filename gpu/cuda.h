@@ -14,6 +14,7 @@ typedef struct hvi_cu_context *hvi_cu_context;
 typedef struct hvi_cu_stream *hvi_cu_stream; /* (void *)1: legacy, (void *)2: per thread */
 typedef struct hvi_cu_library *hvi_cu_library;
 typedef struct hvi_cu_kernel *hvi_cu_kernel;
+typedef struct hvi_cu_event *hvi_cu_event;
 typedef uint64_t hvi_cu_allocation; /* CUmemGenericAllocationHandle */
 struct hvi_cu_uuid {
     unsigned char bytes[16];

@@ -6,9 +6,8 @@
 
 #include "gpu/cuda.h"
 
-typedef struct fake_event *fake_event; /* CUevent */
-struct fake_allocation_properties {    /* CUmemAllocationProp */
-    int type, handle_types;            /* type 1: pinned */
+struct fake_allocation_properties { /* CUmemAllocationProp */
+    int type, handle_types;         /* type 1: pinned */
     struct hvi_cu_location location;
     void *windows;
     unsigned char flags[8];

@@ -358,6 +358,39 @@ START_TEST(a_stream_that_is_captured_takes_no_work_and_a_memory_operation_is_a_f
 }
 END_TEST
 
+/* cuEventElapsedTime. */
+START_TEST(the_time_between_events_is_known_when_both_are_over_and_have_one)
+{
+    hvi_cu_event begin, end, silent;
+    float ms = -1;
+
+    hvt_cu_begin("", "", 0);
+    hvi_cu_ptr word = host_word();
+    hvi_cu_stream stream = hvt_cu_stream();
+    HVT_CU(hvt_cu.event_create(&begin, 0));
+    HVT_CU(hvt_cu.event_create(&end, 0));
+    HVT_CU(hvt_cu.event_create(&silent, FAKE_EVENT_NO_TIMING));
+    ck_assert_int_eq(hvt_cu.event_create(&silent, FAKE_EVENT_IPC), HVI_CU_INVALID_VALUE);
+    ck_assert_int_eq(hvt_cu.event_elapsed(&ms, begin, end), FAKE_INVALID_HANDLE);
+    atomic_store(page, 0);
+    HVT_CU(hvt_cu.event_record(begin, stream));
+    HVT_CU(hvt_cu.event_record(silent, stream));
+    HVT_CU(hvt_cu.wait64(stream, word, 1, 0));
+    HVT_CU(hvt_cu.event_record(end, stream));
+    ck_assert(hvt_cu_waits(stream));
+    ck_assert_int_eq(hvt_cu.event_elapsed(&ms, begin, end), HVI_CU_NOT_READY);
+    atomic_store(page, 1);
+    ck_assert(hvt_cu_ends(stream));
+    ck_assert_int_eq(hvt_cu.event_elapsed(&ms, silent, end), FAKE_INVALID_HANDLE);
+    HVT_CU(hvt_cu.event_elapsed(&ms, begin, end));
+    ck_assert_float_gt(ms, 0);
+    HVT_CU(hvt_cu.event_record(begin, stream)); /* once more: it is the last one that counts */
+    ck_assert(hvt_cu_ends(stream));
+    HVT_CU(hvt_cu.event_elapsed(&ms, begin, end));
+    ck_assert_float_lt(ms, 0);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("fakegpu stream");
@@ -375,6 +408,7 @@ int main(void)
     tcase_add_loop_test(tcase, with_strict_synchronisation_an_allocation_waits_for_gated_streams, 0,
                         2);
     tcase_add_loop_test(tcase, a_close_waits_for_gated_streams_and_other_calls_wait_for_it, 0, 2);
+    tcase_add_test(tcase, the_time_between_events_is_known_when_both_are_over_and_have_one);
     tcase_add_test(tcase, everything_in_a_stream_may_be_late);
     tcase_add_test(tcase,
                    a_stream_that_is_captured_takes_no_work_and_a_memory_operation_is_a_fault);

@@ -19,6 +19,7 @@ SIZE(hvi_cu_context, CUcontext);
 SIZE(hvi_cu_stream, CUstream);
 SIZE(hvi_cu_library, CUlibrary);
 SIZE(hvi_cu_kernel, CUkernel);
+SIZE(hvi_cu_event, CUevent);
 SIZE(hvi_cu_kernel, CUfunction);
 SIZE(hvi_cu_allocation, CUmemGenericAllocationHandle);
 SIZE(struct hvi_cu_uuid, CUuuid);
@@ -85,7 +86,6 @@ SAME(1, CU_MEM_LOCATION_TYPE_DEVICE);
 SAME(3, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
 
 /* What the fake libcuda has beyond it. */
-SIZE(fake_event, CUevent);
 SIZE(struct hvi_cu_ipc, CUipcEventHandle);
 SIZE(struct fake_allocation_properties, CUmemAllocationProp);
 SIZE(struct fake_pool_properties, CUmemPoolProps);
