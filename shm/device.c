@@ -130,6 +130,13 @@ int hvi_device_map(int fd, struct hvi_device_channel *channel_p)
     return HVI_OK;
 }
 
+uint32_t hvi_device_stream(bool has_comm, uint32_t set, uint32_t reduce_op)
+{
+    if (has_comm)
+        return 0;
+    return reduce_op == HVI_REDUCE_ADASUM ? 1 : 1 + set % (HVI_DEVICE_STREAMS - 1);
+}
+
 void hvi_device_fini(struct hvi_device_channel *channel)
 {
     hvi_region_fini(&channel->map);

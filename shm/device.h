@@ -36,6 +36,7 @@
 #define HVI_DEVICE_WORKS   64u  /* most works of a batch */
 #define HVI_DEVICE_MEMBERS 64u  /* most members of a work on one GPU */
 #define HVI_DEVICE_NONE    0u   /* no import */
+#define HVI_DEVICE_TIMED   1u   /* of a batch: its answer has .device_ns, if the worker knows it */
 
 enum hvi_device_command { HVI_DEVICE_BATCH = 1, HVI_DEVICE_WORK, HVI_DEVICE_MEMBER };
 
@@ -47,7 +48,9 @@ struct hvi_device_batch {
     uint16_t works;
     uint16_t stream;                /* order domain; not looked at with a communicator */
     uint32_t comm_ranks, comm_rank; /* of this worker; checked against the communicator */
-    uint64_t reserved[4];
+    uint32_t flags;                 /* HVI_DEVICE_TIMED; others mean nothing */
+    uint32_t reserved0;
+    uint64_t reserved[3];
 };
 struct hvi_device_work {
     uint32_t command;       /* HVI_DEVICE_WORK */
@@ -76,6 +79,8 @@ struct hvi_device_sizes {
     uint64_t values[8];
 };
 #define HVI_DEVICE_NOWHERE UINT64_MAX
+/* Streams of a worker: 0 has everything with a communicator; the others have sets of one GPU, by set number. */
+#define HVI_DEVICE_STREAMS 5u
 
 struct hvi_device_done {
     uint64_t seq;    /* 1, 2, 3, ... per channel */
@@ -87,7 +92,9 @@ struct hvi_device_done {
     uint64_t waited_ns,
         ran_ns;     /* until all were ready; from there to the end. The worker's clock */
     char text[192]; /* NUL-terminated UTF-8 */
-    uint64_t reserved[3];
+    /* What the stream took, by the GPU's clock, from the moment at which all were ready to the last step's end; 0: not known. */
+    uint64_t device_ns;
+    uint64_t reserved[2];
 };
 
 struct hvi_device_header {
@@ -129,7 +136,8 @@ HVI_DEVICE_AT(hvi_device_batch, works, 20);
 HVI_DEVICE_AT(hvi_device_batch, stream, 22);
 HVI_DEVICE_AT(hvi_device_batch, comm_ranks, 24);
 HVI_DEVICE_AT(hvi_device_batch, comm_rank, 28);
-HVI_DEVICE_AT(hvi_device_batch, reserved, 32);
+HVI_DEVICE_AT(hvi_device_batch, flags, 32);
+HVI_DEVICE_AT(hvi_device_batch, reserved, 40);
 
 _Static_assert(sizeof(struct hvi_device_work) == 64, "ABI");
 HVI_DEVICE_AT(hvi_device_work, command, 0);
@@ -169,7 +177,8 @@ HVI_DEVICE_AT(hvi_device_done, member, 20);
 HVI_DEVICE_AT(hvi_device_done, waited_ns, 24);
 HVI_DEVICE_AT(hvi_device_done, ran_ns, 32);
 HVI_DEVICE_AT(hvi_device_done, text, 40);
-HVI_DEVICE_AT(hvi_device_done, reserved, 232);
+HVI_DEVICE_AT(hvi_device_done, device_ns, 232);
+HVI_DEVICE_AT(hvi_device_done, reserved, 240);
 
 _Static_assert(sizeof(struct hvi_device_header) == 4096, "ABI");
 HVI_DEVICE_AT(hvi_device_header, magic, 0);
@@ -198,6 +207,9 @@ uint64_t hvi_device_count_sizes(uint32_t kind, uint32_t ranks);
 /* Whether a work with a communicator has homes: for each place the communicator's rank that has its memory,
  * HVI_DEVICE_NOWHERE for a joined one. Workers then tell each other whose bytes are whose without a word. */
 bool hvi_device_has_homes(uint32_t kind, uint32_t reduce_op);
+
+/* The stream of a batch. Adasums of one GPU share their scratch memory, and so a stream. */
+uint32_t hvi_device_stream(bool has_comm, uint32_t set, uint32_t reduce_op);
 
 /* Worker: makes a channel. `instance` is the worker's, `epoch` the engine's generation. The descriptor
  * to send is channel->map.fd. Errors as hvi_region_create. */

@@ -338,6 +338,7 @@ static bool read_head(struct reader *reader)
 
     reader->at = 1;
     batch->number = said->number;
+    batch->is_timed = (said->flags & HVI_DEVICE_TIMED) != 0;
     batch->comm = said->comm;
     batch->comm_ranks = said->comm_ranks;
     batch->comm_rank = said->comm_rank;

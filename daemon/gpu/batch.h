@@ -50,6 +50,7 @@ struct gpu_batch {
     uint64_t number;
     uint32_t comm, comm_ranks, comm_rank; /* comm 0: all members are here */
     uint32_t stream;
+    bool is_timed; /* its answer says what the stream took */
     uint32_t work_count, member_count;
     struct gpu_work works[HVI_DEVICE_WORKS];
     struct gpu_member members[HVI_DEVICE_SLOTS]; /* of all works */

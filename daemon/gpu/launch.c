@@ -213,6 +213,7 @@ static bool answer(struct gpu_launch *launch, struct gpu_source *source,
     done.seq = ++source->answers;
     done.waited_ns = flight->begun_ns - flight->since_ns;
     done.ran_ns = now_ns - flight->begun_ns;
+    done.device_ns = flight->device_ns;
     snprintf(done.text, sizeof(done.text), "%s", flight->text);
     memcpy(hvi_ring_slot(&source->channel->dones, 0), &done, sizeof(done));
     hvi_device_answer(source->channel, 1, source->event_fd);
@@ -228,6 +229,9 @@ static bool land(struct gpu_launch *launch, uint32_t stream, struct gpu_flight *
 
     if (flight->begun_ns == 0)
         flight->begun_ns = hvi_clock_ns();
+    if (flight->is_timed)
+        flight->device_ns = gpu_streams_took(&launch->streams, &launch->streams.streams[stream]);
+    flight->is_timed = false;
     if (!answer(launch, source, flight, flight->status, 1) && !source->is_closed)
         return false;
     launch->first[stream] = flight->next;
@@ -373,6 +377,7 @@ static bool put_into_stream(struct gpu_launch *launch, struct gpu_source *source
     struct gpu_stream *stream = &launch->streams.streams[number];
     struct stepping stepping = {launch, stream, NULL, 0};
     const bool is_local = launch->batch.comm == 0;
+    bool is_timed = false;
     const struct gpu_plan_means means = {
         launch->streams.staging + (is_local ? GPU_STREAM_STAGING : 0),
         is_local ? GPU_STREAM_SCRATCH : GPU_STREAM_STAGING, &stepping, step};
@@ -381,7 +386,8 @@ static bool put_into_stream(struct gpu_launch *launch, struct gpu_source *source
         stepping.comm = gpu_comms_find(&launch->comms, source, launch->batch.comm)->comm;
     if (stepping.comm != NULL)
         stepping.comm->used = stream->queued;
-    if (!gpu_streams_wait(&launch->streams, stream, &launch->batch))
+    if (!gpu_streams_wait(&launch->streams, stream, &launch->batch) ||
+        (launch->batch.is_timed && !gpu_streams_time(&launch->streams, stream, &is_timed)))
         return false;
     if (launch->batch.comm != 0 && stepping.comm == NULL) {
         flight->status = HVI_ERR_CANCELLED;
@@ -389,6 +395,9 @@ static bool put_into_stream(struct gpu_launch *launch, struct gpu_source *source
     } else {
         flight->status = gpu_plan_make(&launch->batch, &means, &flight->text);
     }
+    if (is_timed && !launch->calls.failed)
+        (void)gpu_streams_time_end(&launch->streams, stream);
+    flight->is_timed = is_timed;
     return !launch->calls.failed && gpu_streams_finish(&launch->streams, stream, &launch->batch);
 }
 
@@ -407,16 +416,13 @@ static void take_off(struct gpu_launch *launch, struct gpu_source *source, uint3
     note_oldest(launch);
 }
 
-/* Of the head and the first work. Adasums of one GPU share their scratch memory, and so a stream. */
+/* Of the head and the first work. */
 static uint32_t stream_of(const union gpu_slot *slots)
 {
     const struct hvi_device_batch *head = &slots[0].batch;
 
-    if (head->comm != 0)
-        return GPU_STREAM_NCCL;
-    if (head->slots > 1 && slots[1].work.reduce_op == HVI_REDUCE_ADASUM)
-        return GPU_STREAM_LOCAL;
-    return GPU_STREAM_LOCAL + head->stream % (GPU_STREAMS - GPU_STREAM_LOCAL);
+    return hvi_device_stream(head->comm != 0, head->stream,
+                             head->slots > 1 ? slots[1].work.reduce_op : HVI_REDUCE_SUM);
 }
 
 /* Its slots are copied. */

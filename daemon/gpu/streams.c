@@ -24,6 +24,7 @@ _Static_assert(GPU_STREAMS * sizeof(struct gpu_words) <= WORDS_BYTES, "one page"
 #define THREAD_BYTES 64u  /* of one input, for each thread of a grid */
 #define LOOKS_MAX    4u   /* blocks that look at a word of the host's themselves */
 #define SEEN_BYTES   256u /* of a stream */
+#define MS_MAX       1e9f /* that a batch may have taken: eleven days */
 #define LOAD_CALLS                                                                                 \
     4u /* loading kernels may take as long as so many calls: the driver may compile them */
 
@@ -154,15 +155,21 @@ static bool launch_first(struct gpu_streams *streams)
     static const struct gpu_step nothing;
     struct gpu_calls *calls = streams->calls;
     struct gpu_stream *stream = &streams->streams[0];
+    bool is_timed;
 
+    if (!gpu_streams_time(streams, stream, &is_timed))
+        return false;
     for (int i = 0; i < GPU_STREAM_KERNELS; i++) {
         if (!launch(streams, stream, streams->kernels[i], &nothing.reduce, 1, THREADS))
             return false;
     }
-    if (!launch(streams, stream, streams->look, &nothing.reduce, 1, 1))
+    if (!launch(streams, stream, streams->look, &nothing.reduce, 1, 1) ||
+        !gpu_streams_time_end(streams, stream) ||
+        !GPU_CALL(calls, "cuStreamSynchronize", calls->cuda->stream_synchronize(stream->handle)))
         return false;
+    (void)gpu_streams_took(streams, stream);
     stream->works = 0;
-    return GPU_CALL(calls, "cuStreamSynchronize", calls->cuda->stream_synchronize(stream->handle));
+    return true;
 }
 
 /* ---- opening ---- */
@@ -227,18 +234,48 @@ static bool make_staging(struct gpu_streams *streams)
     return false;
 }
 
-bool gpu_streams_open(struct gpu_streams *streams, const char *file)
+static bool make_stream(struct gpu_streams *streams, struct gpu_stream *stream)
 {
     struct gpu_calls *calls = streams->calls;
 
+    if (!GPU_CALL(calls, "cuStreamCreate",
+                  calls->cuda->stream_create(&stream->handle, HVI_CU_STREAM_NON_BLOCKING)))
+        return false;
+    for (uint32_t i = 0; i < GPU_STREAM_TIMES; i++) {
+        if (!GPU_CALL(calls, "cuEventCreate",
+                      calls->cuda->event_create(&stream->times[i].begin, 0)) ||
+            !GPU_CALL(calls, "cuEventCreate", calls->cuda->event_create(&stream->times[i].end, 0)))
+            return false;
+    }
+    return true;
+}
+
+bool gpu_streams_open(struct gpu_streams *streams, const char *file)
+{
     for (uint32_t i = 0; i < GPU_STREAMS; i++) {
-        if (!GPU_CALL(calls, "cuStreamCreate",
-                      calls->cuda->stream_create(&streams->streams[i].handle,
-                                                 HVI_CU_STREAM_NON_BLOCKING)))
+        if (!make_stream(streams, &streams->streams[i]))
             return false;
     }
     return measure_grid(streams) && make_words(streams) && make_staging(streams) &&
            load_image(streams, file) && find_kernels(streams) && launch_first(streams);
+}
+
+static void end_event(struct gpu_calls *calls, hvi_cu_event event)
+{
+    if (event != NULL)
+        (void)GPU_CALL(calls, "cuEventDestroy", calls->cuda->event_destroy(event));
+}
+
+static void end_stream(struct gpu_streams *streams, struct gpu_stream *stream)
+{
+    struct gpu_calls *calls = streams->calls;
+
+    for (uint32_t i = 0; i < GPU_STREAM_TIMES; i++) {
+        end_event(calls, stream->times[i].begin);
+        end_event(calls, stream->times[i].end);
+    }
+    if (stream->handle != NULL)
+        (void)GPU_CALL(calls, "cuStreamDestroy", calls->cuda->stream_destroy(stream->handle));
 }
 
 void gpu_streams_close(struct gpu_streams *streams)
@@ -247,11 +284,8 @@ void gpu_streams_close(struct gpu_streams *streams)
 
     if (streams->staging != 0)
         (void)GPU_CALL(calls, "cuMemFree", calls->cuda->free(streams->staging));
-    for (uint32_t i = 0; i < GPU_STREAMS; i++) {
-        if (streams->streams[i].handle != NULL)
-            (void)GPU_CALL(calls, "cuStreamDestroy",
-                           calls->cuda->stream_destroy(streams->streams[i].handle));
-    }
+    for (uint32_t i = 0; i < GPU_STREAMS; i++)
+        end_stream(streams, &streams->streams[i]);
     if (streams->words == NULL)
         return;
     (void)GPU_CALL(calls, "cuMemHostUnregister", calls->cuda->host_unregister(streams->words));
@@ -307,6 +341,45 @@ bool gpu_streams_wait(struct gpu_streams *streams, struct gpu_stream *stream,
                stream->address + offsetof(struct gpu_words, begun), stream->queued) &&
            flush(streams, stream, &memops);
 }
+
+/* ---- times ---- */
+
+static bool record(struct gpu_streams *streams, struct gpu_stream *stream, hvi_cu_event event)
+{
+    stream->works++;
+    return GPU_CALL(streams->calls, "cuEventRecord",
+                    streams->calls->cuda->event_record(event, stream->handle));
+}
+
+bool gpu_streams_time(struct gpu_streams *streams, struct gpu_stream *stream, bool *is_timed_p)
+{
+    *is_timed_p = stream->timed - stream->told < GPU_STREAM_TIMES;
+    return !*is_timed_p ||
+           record(streams, stream, stream->times[stream->timed++ % GPU_STREAM_TIMES].begin);
+}
+
+bool gpu_streams_time_end(struct gpu_streams *streams, struct gpu_stream *stream)
+{
+    return record(streams, stream, stream->times[(stream->timed - 1) % GPU_STREAM_TIMES].end);
+}
+
+/* Whether the context is sound is asked elsewhere: an error here costs the time, and no more. */
+uint64_t gpu_streams_took(struct gpu_streams *streams, struct gpu_stream *stream)
+{
+    const struct gpu_times *times = &stream->times[stream->told++ % GPU_STREAM_TIMES];
+    struct gpu_calls *calls = streams->calls;
+    float ms = 0;
+
+    gpu_calls_begin(calls, "cuEventElapsedTime", calls->usual_ns);
+    const int error = calls->cuda->event_elapsed(&ms, times->begin, times->end);
+    gpu_calls_end(calls);
+    if (error != HVI_CU_OK || !(ms >= 0 && ms < MS_MAX))
+        return 0;
+    const uint64_t ns = (uint64_t)((double)ms * 1e6);
+    return ns > 0 ? ns : 1;
+}
+
+/* ---- the ends of portions and batches ---- */
 
 bool gpu_streams_mark(struct gpu_streams *streams, struct gpu_stream *stream)
 {

@@ -296,7 +296,8 @@ void hvt_batch_begin(struct hvt_worker *worker, uint32_t works, uint32_t comm, u
                                           .works = (uint16_t)works,
                                           .comm = comm,
                                           .comm_ranks = ranks,
-                                          .comm_rank = rank};
+                                          .comm_rank = rank,
+                                          .flags = worker->flags};
 
     worker->filled = 0;
     hvt_batch_add(worker, &head);

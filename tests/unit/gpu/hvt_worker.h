@@ -25,6 +25,7 @@ struct hvt_worker {
     uint64_t requests, batches, answers;
     uint32_t imports;
     uint32_t filled; /* slots of the batch that is being written */
+    uint32_t flags;  /* of the batches that are begun */
     struct hvi_packet packet;
     struct hvi_gpu_msg msg; /* the last one heard */
 };

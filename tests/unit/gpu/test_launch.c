@@ -159,6 +159,62 @@ START_TEST(many_batches_follow_each_other)
 }
 END_TEST
 
+/* ---- times ---- */
+
+/* The next end of a batch, which has gone well. */
+static struct hvi_device_done next_end(void)
+{
+    struct hvi_device_done done = hvt_batch_answer(worker);
+
+    while (done.status == HVI_INPROGRESS) {
+        ck_assert_uint_eq(done.device_ns, 0);
+        done = hvt_batch_answer(worker);
+    }
+    ck_assert_int_eq(done.status, HVI_OK);
+    return done;
+}
+
+/* Each thing in a stream takes so long. The kernel lies between the events, and its gate does not. */
+#define DELAY_US 5000u
+
+START_TEST(of_a_timed_batch_the_answer_says_what_the_stream_took_without_its_wait)
+{
+    const struct hvt_worker_wish wish = {0};
+
+    start_pair("delay@5000", &wish);
+    for (int round = 0; round < 3; round++) {
+        worker->flags = round > 0 ? HVI_DEVICE_TIMED : 0;
+        const uint64_t batch = allreduce(2, COUNT);
+        hvt_job_open_gate(1);
+        nap(round == 2 ? 200 : 1);
+        const uint64_t opened_ns = hvi_clock_ns();
+        hvt_job_open_gate(0);
+        const struct hvi_device_done done = next_end();
+        const uint64_t most_ns = hvi_clock_ns() - opened_ns;
+        ck_assert_uint_eq(done.number, batch);
+        ck_assert_uint_ge(done.device_ns, round > 0 ? DELAY_US * 1000 : 0);
+        ck_assert_uint_le(done.device_ns, round > 0 ? most_ns : 0);
+    }
+}
+END_TEST
+
+/* 64 in a stream are timed at once. */
+START_TEST(batches_that_cannot_be_timed_are_answered_without_a_time)
+{
+    worker->flags = HVI_DEVICE_TIMED;
+    for (int round = 0; round < 2; round++) {
+        for (int i = 0; i < 70; i++)
+            (void)allreduce(1, 4);
+        expect_launched(worker->batches);
+        hvt_job_open_gate(0);
+        for (int i = 0; i < 70; i++) {
+            const struct hvi_device_done done = next_end();
+            ck_assert_int_eq(done.device_ns > 0, i < 64);
+        }
+    }
+}
+END_TEST
+
 /* Rank 1 alone, in a stream of its own and without a fence. */
 static uint64_t copy_of_rank_1(void)
 {
@@ -513,6 +569,7 @@ int main(void)
     tcase_add_test(tcase, of_a_cancelled_batch_no_block_of_many_writes);
     tcase_add_test(tcase, a_batch_that_waits_is_not_told_to_have_begun);
     tcase_add_test(tcase, many_batches_follow_each_other);
+    tcase_add_test(tcase, batches_that_cannot_be_timed_are_answered_without_a_time);
     tcase_add_test(tcase, a_gated_set_does_not_hold_up_another);
     tcase_add_test(tcase, a_stream_that_is_full_takes_no_more_until_it_has_room);
     tcase_add_test(tcase, a_long_batch_goes_into_its_stream_in_portions);
@@ -521,6 +578,7 @@ int main(void)
     tcase_add_test(tcase, the_poison_of_a_dead_engines_pages_outlasts_its_batches);
     tcase_add_test(tcase, the_end_of_a_session_lets_its_batches_run_through);
     tcase_add_test(tcase, memory_is_given_back_when_its_batches_are_over);
+    tcase_add_test(faulty, of_a_timed_batch_the_answer_says_what_the_stream_took_without_its_wait);
     tcase_add_test(faulty, a_broken_context_ends_the_worker_with_the_reason);
     tcase_add_test(faulty, what_it_has_of_memory_is_said_with_a_beat_when_it_has_changed);
     tcase_add_test(faulty, memory_and_pages_are_closed_when_no_stream_has_anything);
