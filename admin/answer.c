@@ -202,6 +202,7 @@ static void show_traces(struct answer *answer)
             .ready_ns = row->ready_ns,
             .done_ns = row->done_ns,
             .status = row->status,
+            .device_ns = row->device_ns,
         };
     }
     answer->shown.traces = (const struct hvd_admin_trace *const *)rows;

@@ -173,6 +173,7 @@ struct hvi_trace_row {
     char dtype[HVI_WIRE_SHORT_TEXT];
     uint32_t process_set;
     uint64_t bytes, submit_ns, ready_ns, done_ns;
+    uint64_t device_ns; /* 0: not known */
 };
 struct hvi_job_row {
     char job[HVI_JOB_ID_MAX + 1];
@@ -380,6 +381,7 @@ struct hvi_engine_timeline {
     uint64_t request;
     bool start, mark_cycles;
     char path[HVI_WIRE_PATH];
+    bool gpus; /* another node's, which writes the file: it takes records of GPUs */
 };
 struct hvi_engine_hello {
     uint32_t protocol_version;

@@ -83,7 +83,7 @@ static const struct wire_field trace_row_fields[] = {
     TEXT(5, hvi_trace_row, dtype, ANY),     U64(6, hvi_trace_row, bytes),
     U32(7, hvi_trace_row, process_set),     U64(8, hvi_trace_row, submit_ns),
     U64(9, hvi_trace_row, ready_ns),        U64(10, hvi_trace_row, done_ns),
-    STATUS(11, hvi_trace_row, status),
+    STATUS(11, hvi_trace_row, status),      U64(12, hvi_trace_row, device_ns),
 };
 static const struct wire_table trace_row = TABLE(trace_row, trace_row_fields, 0);
 
@@ -461,10 +461,9 @@ static const struct wire_table timeline_request =
     TABLE(timeline_request, timeline_request_fields, 1);
 
 static const struct wire_field engine_timeline_fields[] = {
-    U64(1, hvi_engine_timeline, request),
-    FLAG(2, hvi_engine_timeline, start),
-    FLAG(3, hvi_engine_timeline, mark_cycles),
-    TEXT(4, hvi_engine_timeline, path, ANY),
+    U64(1, hvi_engine_timeline, request),      FLAG(2, hvi_engine_timeline, start),
+    FLAG(3, hvi_engine_timeline, mark_cycles), TEXT(4, hvi_engine_timeline, path, ANY),
+    FLAG(5, hvi_engine_timeline, gpus),
 };
 static const struct wire_table engine_timeline = TABLE(engine_timeline, engine_timeline_fields, 0);
 

@@ -16,6 +16,7 @@
 #include "daemon/engine/sessions/remote.h"
 #include "daemon/engine/watch/stall.h"
 #include "daemon/engine/watch/timeline.h"
+#include "daemon/engine/watch/trace.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -210,6 +211,30 @@ static void worker_stuck(void *user, uint32_t worker, const char *text)
     engine_device_end(&engine->device, worker, text);
 }
 
+static bool is_timed(void *user)
+{
+    const struct engine *engine = user;
+
+    return engine_trace_wants_times(&engine->watch);
+}
+
+static void took(void *user, struct engine_op *op, const struct engine_gpu_time *time)
+{
+    struct engine *engine = user;
+    const struct engine_device_worker *worker = &engine->device.workers[time->worker];
+    char name[sizeof worker->uuid_text + sizeof worker->name + 4];
+
+    for (uint32_t i = 0; i < op->set->places; i++) {
+        struct engine_part *part = op->parts[i];
+        if (part && part->memory == HVI_MEMORY_DEVICE && part->instance == worker->instance)
+            part->device_ns = time->took_ns;
+    }
+    if (!engine->watch.timeline || time->works == 0)
+        return;
+    snprintf(name, sizeof name, "%s (%s)", worker->uuid_text, worker->name);
+    engine_timeline_took(&engine->watch, op, time, name);
+}
+
 const struct engine_exec_calls engine_calls_exec = {
     .started = started,
     .fault = fault,
@@ -220,6 +245,8 @@ const struct engine_exec_calls engine_calls_exec = {
     .tell_gpus = tell_gpus,
     .comm_over = comm_over,
     .worker_stuck = worker_stuck,
+    .is_timed = is_timed,
+    .took = took,
 };
 
 /* ---- what comes out of slots ---- */

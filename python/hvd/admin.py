@@ -136,7 +136,9 @@ class Stall(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """A rank's share of one op. The times are CLOCK_MONOTONIC; 0: not yet, or never."""
+    """A rank's share of one op. The times are CLOCK_MONOTONIC; 0: not yet, or never. `device_ns`: of an op on a GPU what the stream of
+    its worker took, from the moment at which all ranks there were ready; 0: not known. It is measured while a timeline is written,
+    and for 10 s after each `trace`."""
     rank: _I32
     number: _U64
     tensor: _Text
@@ -148,6 +150,7 @@ class Trace(NamedTuple):
     ready_ns: _U64
     done_ns: _U64
     status: _I32
+    device_ns: _U64
 
 
 class Node(NamedTuple):

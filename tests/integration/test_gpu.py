@@ -2,6 +2,7 @@
 """Tensors in memory of GPUs, through real hvdd, engines, workers and trainers, on the fake driver. What contract.device does with every
 type and kind is done here once, and what only processes have: streams, refusals, generations."""
 import itertools
+import json
 
 import pytest
 
@@ -411,6 +412,40 @@ def test_hvdctl_shows_the_workers(daemon):
     assert job.name in daemon.ctl.run("gpus").stdout
     job.close()
     wait_until(lambda: all(row["state"] != "up" for row in daemon.ctl.json("gpus")["gpus"]), "the workers to be idle")
+
+
+@pytest.mark.parametrize("gpu_of", PAIRS, ids=str)
+def test_the_trace_and_the_timeline_have_what_the_streams_took(daemon, tmp_path, gpu_of):
+    """From the first look on, and of each GPU."""
+    job = Job(daemon, 2)
+    gpu_of, file = there(gpu_of), tmp_path / "timeline.json"
+    reduce_on(job, gpu_of, name="unseen")
+    assert all(row["device_ns"] == 0 for row in daemon.ctl.json("trace", job.name)["trace"])
+    reduce_on(job, gpu_of, name="seen")
+    rows = [row for row in daemon.ctl.json("trace", job.name)["trace"] if row["tensor"] == "seen"]
+    assert [row["rank"] for row in rows] == [0, 1]
+    assert all(0 < row["device_ns"] <= row["done_ns"] - row["submit_ns"] for row in rows), rows
+    assert job.ranks[0].timeline(file).ok
+    for i in range(10):
+        reduce_on(job, gpu_of, name=f"drawn{i % 2}")
+    assert job.ranks[0].timeline().ok
+    events = json.loads(file.read_text(encoding="utf-8"))
+    check_streams(events, len(set(gpu_of)), 10)
+    assert sum(event.get("name") == "GPU_ALLREDUCE" for event in events) == 10
+    job.close()
+
+
+def check_streams(events: list[dict], gpus_there: int, ops: int) -> None:
+    """Each GPU has a row of its own, with these ops, which do not overlap."""
+    of_gpus = {event["pid"]: event["args"]["name"] for event in events
+               if event.get("name") == "process_name" and "GPU-" in event["args"].get("name", "")}
+    assert len(of_gpus) == gpus_there, of_gpus
+    for pid in of_gpus:
+        took = [event for event in events if event["pid"] == pid and event["ph"] == "X"]
+        assert {event["name"] for event in took} == {"KERNELS_ALLREDUCE" if gpus_there == 1 else "NCCL_ALLREDUCE"}
+        assert sum(event["args"]["ops"] for event in took) == ops and all(event["dur"] > 0 for event in took), took
+        for one, following in zip(took, took[1:]):
+            assert one["ts"] + one["dur"] <= following["ts"] + 0.0015, (one, following)  # as they are rounded
 
 
 def test_an_instance_of_a_gpu_in_mig_mode_is_a_gpu_of_its_own():

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tensors in memory of GPUs of several nodes, on the fake driver: NCCL moves them, the nodes' engines agree on the order and the id."""
+import json
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -213,6 +214,28 @@ def test_what_differs_in_a_step_that_is_replayed_is_right(gpu_nodes):
     first = submit(0, "a")
     assert job.ranks[0].wait(first[1], 0.5).status == Status.ERR_TIMEOUT  # longer than a step stands still
     check([first, *(submit(1, name) for name in "ab"), submit(0, "b")])
+    job.close()
+    assert job.await_end() == 0 and "warning" not in job.said(), job.said()
+
+
+def test_a_timeline_has_what_the_streams_of_all_nodes_took(gpu_nodes):
+    job = SpreadJob(gpu_nodes(), (1, 1))
+    name, = (row["job"] for row in job.ctl_of(0).json("jobs")["jobs"])
+    reduce_on(job, [0, 0], name="unseen")
+    file = job.nodes.shared / "timeline.json"
+    assert job.ctl_of(0).run("timeline", name, "start", str(file)).returncode == 0
+    for turn in range(6):
+        reduce_on(job, [0, 0], name="seen")
+    assert job.ctl_of(0).run("timeline", name, "stop").returncode == 0
+    events = json.loads(file.read_text(encoding="utf-8"))
+    rows = {event["args"]["name"].split(":")[0]: event["pid"] for event in events
+            if event.get("name") == "process_name" and "GPU-" in event["args"].get("name", "")}
+    assert set(rows) == {"0 n1", "1 n2"}
+    for pid in rows.values():
+        took = [event for event in events if event.get("pid") == pid and event["ph"] == "X"]
+        assert sum(event["args"]["ops"] for event in took) == 6 and {event["name"] for event in took} == {"NCCL_ALLREDUCE"}, took
+    traced = [row for row in job.ctl_of(1).json("trace", name)["trace"] if row["tensor"] == "seen"]
+    assert len(traced) == 12 and all(row["device_ns"] > 0 for row in traced), traced
     job.close()
     assert job.await_end() == 0 and "warning" not in job.said(), job.said()
 

@@ -342,6 +342,7 @@ void ctl_json_trace(const struct ctl *ctl, const char *job,
         add_u64(object, "submit_ns", row->submit_ns);
         add_u64(object, "ready_ns", row->ready_ns);
         add_u64(object, "done_ns", row->done_ns);
+        add_u64(object, "device_ns", row->device_ns);
         add_i64(object, "status", row->status);
         cJSON_AddStringToObject(object, "status_name", hvi_status_name(row->status));
     }

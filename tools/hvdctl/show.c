@@ -545,6 +545,10 @@ static void add_trace(struct ctl_table *table, const struct hvd_admin_trace *row
     ctl_table_add(table, CTL_PLAIN, "%" PRIu32, row->process_set);
     add_duration(table, met_ns > row->submit_ns ? met_ns - row->submit_ns : 0);
     add_duration(table, row->ready_ns > 0 && end_ns > row->ready_ns ? end_ns - row->ready_ns : 0);
+    if (row->device_ns > 0)
+        add_duration(table, row->device_ns);
+    else
+        ctl_table_add(table, CTL_PLAIN, "-");
     if (open)
         ctl_table_add(table, CTL_NOTE, row->ready_ns > 0 ? "executing" : "waiting");
     else
@@ -571,9 +575,9 @@ void ctl_show_trace(const struct ctl *ctl, const struct hvd_admin_trace *const *
                     const struct hvd_admin_span *const *spans, size_t span_count)
 {
     static const struct ctl_column columns[] = {
-        {"RANK", true},   {"OP NO", true},  {"AGO", true},     {"TENSOR", false},
-        {"OP", false},    {"DTYPE", false}, {"BYTES", true},   {"SET", true},
-        {"WAITED", true}, {"RAN", true},    {"STATUS", false},
+        {"RANK", true},   {"OP NO", true},  {"AGO", true},   {"TENSOR", false},
+        {"OP", false},    {"DTYPE", false}, {"BYTES", true}, {"SET", true},
+        {"WAITED", true}, {"RAN", true},    {"GPU", true},   {"STATUS", false},
     };
     const uint64_t now_ns = hvi_clock_ns();
     if (count == 0) {

@@ -229,6 +229,9 @@ struct hvd_admin_trace {
     uint32_t process_set;
     uint64_t submit_ns, ready_ns, done_ns; /* CLOCK_MONOTONIC; 0: not yet, or never */
     int32_t status;                        /* enum hvd_status */
+    /* Of an op on a GPU: what the worker's stream took, from the moment at which all ranks there were ready to the end, by the
+     * GPU's clock. 0: not known. Measured while a timeline is written, and for 10 s after each TRACE. */
+    uint64_t device_ns;
 };
 
 struct hvd_admin_node {

@@ -196,6 +196,15 @@ struct engine_gpu_news {
     const char *text;
 };
 
+/* What a worker's stream took for works that were all ready. */
+struct engine_gpu_time {
+    uint32_t worker;
+    uint32_t
+        works; /* that were done together; told of the first batch of a pack, and 0 of the others */
+    uint32_t stream;  /* hvi_device_stream */
+    uint64_t took_ns; /* by the GPU's clock; no more than the engine has waited for it */
+};
+
 struct engine_backend_config {
     uint32_t threads; /* that may work at once, the caller of help() included; at least 1 */
     /* Called exactly once per started batch, from the thread that did the last piece, under no
@@ -204,6 +213,8 @@ struct engine_backend_config {
     /* Main thread, of a row with .says_started, once for a batch that begins: from here on nothing that is not under
      * way already can keep it from its end. Inside start(), help() and engine_gpu_backend_*. */
     void (*started)(void *user, struct engine_batch *batch);
+    /* Main thread, before the batch is posted. NULL: it matters to nothing. */
+    void (*took)(void *user, const struct engine_batch *batch, const struct engine_gpu_time *time);
     void *user;
     void *owner; /* the first argument of the functions below */
     /* Inside start(): a connection to this node is needed, which engine_wire_backend_lane brings later.
@@ -219,6 +230,8 @@ struct engine_backend_config {
      * open() and close(). NULL: there are no other nodes. */
     void (*tell_node)(void *owner, const struct engine_gpu_comm *comm, uint32_t node,
                       const struct engine_gpu_news *news);
+    /* Whether times are looked at now. NULL: never. */
+    bool (*is_timed)(void *owner);
     /* A work of it will not start here, and others wait for it: engine_gpu_backend_comm follows, here and on all nodes. */
     void (*comm_over)(void *owner, uint32_t comm, int status, const char *text);
 };

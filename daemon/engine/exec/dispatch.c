@@ -71,6 +71,18 @@ static void show_start(void *user, struct engine_batch *batch)
         exec->calls->started(exec->user, op_of(batch->works[i]));
 }
 
+static void show_time(void *user, const struct engine_batch *batch,
+                      const struct engine_gpu_time *time)
+{
+    struct engine_exec *exec = user;
+    struct engine_gpu_time each = *time;
+
+    for (uint32_t i = 0; exec->calls->took && i < batch->count; i++) {
+        exec->calls->took(exec->user, op_of(batch->works[i]), &each);
+        each.works = 0;
+    }
+}
+
 int engine_dispatch_open(struct engine_exec *exec)
 {
     struct engine_backend_config config = {
@@ -78,12 +90,14 @@ int engine_dispatch_open(struct engine_exec *exec)
         .post = post,
         .user = exec,
         .started = show_start,
+        .took = show_time,
         .owner = exec->user,
         .lane_wanted = exec->calls->lane_wanted,
         .comm_wanted = exec->calls->comm_wanted,
         .worker_stuck = exec->calls->worker_stuck,
         .tell_node = exec->calls->tell_gpus,
         .comm_over = exec->calls->comm_over,
+        .is_timed = exec->calls->is_timed,
     };
 
     exec->main_thread = pthread_self();

@@ -43,6 +43,9 @@ struct engine_exec_calls {
     void (*comm_over)(void *user, uint32_t comm, int status, const char *text);
     /* This worker does not move, or lies: engine_dispatch_worker_lost follows when it is dead, perhaps at once. */
     void (*worker_stuck)(void *user, uint32_t worker, const char *text);
+    /* As engine_backend_config's, of each op of the batch; .works: of the first one alone. NULL: never. */
+    bool (*is_timed)(void *user);
+    void (*took)(void *user, struct engine_op *op, const struct engine_gpu_time *time);
 };
 
 struct engine_exec {

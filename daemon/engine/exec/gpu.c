@@ -137,7 +137,7 @@ static void write_to(struct gpu *gpu, struct gpu_job *job, const struct engine_b
     const uint64_t number = ++worker->number;
 
     engine_gpu_write(batch, &job->route, index, job->comm ? job->comm->number : 0, number,
-                     &worker->channel->commands);
+                     job->timed_ns != 0 ? HVI_DEVICE_TIMED : 0, &worker->channel->commands);
     worker->waited_for[number % HVI_DEVICE_DONES] = number;
     worker->jobs[number % HVI_DEVICE_DONES] = job;
     worker->under_way++;
@@ -151,6 +151,9 @@ static void publish(struct gpu *gpu, struct gpu_job *first, const struct engine_
 {
     const uint32_t count = batch == &gpu->pack ? batch->count : 1;
 
+    first->works = batch->count;
+    first->timed_ns =
+        gpu->config.is_timed && gpu->config.is_timed(gpu->config.owner) ? hvi_clock_ns() : 0;
     for (uint32_t i = 0; i < first->route.count; i++)
         write_to(gpu, first, batch, i);
     for (uint32_t i = 0; i < count; i++) {
@@ -158,6 +161,7 @@ static void publish(struct gpu *gpu, struct gpu_job *first, const struct engine_
         job->pack = first;
         job->pack_next = i + 1 < count ? gpu->packed[i + 1] : NULL;
         job->left = first->left;
+        job->timed_ns = first->timed_ns;
         memcpy(job->numbers, first->numbers, sizeof job->numbers);
         job->queued = false;
         gpu->queued--;

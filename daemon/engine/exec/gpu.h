@@ -65,9 +65,10 @@ uint32_t engine_gpu_slots(const struct engine_batch *batch, const struct engine_
                           uint32_t index);
 /* Of a work with a span: whether no worker's share of it, on any node, is too large. All nodes come to the same end. */
 bool engine_gpu_fits(const struct engine_work *work, const struct engine_gpu_route *route);
-/* Fills them in. `comm` 0: the route has one worker. */
+/* Fills them in. `comm` 0: the route has one worker. `flags`: HVI_DEVICE_TIMED. */
 void engine_gpu_write(const struct engine_batch *batch, const struct engine_gpu_route *route,
-                      uint32_t index, uint32_t comm, uint64_t number, struct hvi_ring *ring);
+                      uint32_t index, uint32_t comm, uint64_t number, uint32_t flags,
+                      struct hvi_ring *ring);
 /* Of a work with a span: slots of the largest share that any worker has of it, on any node, without the batch's own. All nodes
  * come to the same number. */
 uint32_t engine_gpu_share(const struct engine_work *work, const struct engine_gpu_route *route);

@@ -2,6 +2,7 @@
  * What workers answer. It is not trusted: a number that is not under way there, or an impossible index, ends that worker. */
 #include "daemon/engine/exec/gpu_row.h"
 
+#include "base/clock.h"
 #include "base/status.h"
 #include "base/utf8.h"
 
@@ -38,11 +39,29 @@ static uint64_t bit_of(const struct gpu *gpu, const struct gpu_job *job,
     return bits;
 }
 
+/* No stream took longer than its batch was with the worker. */
+static void tell_time(struct gpu *gpu, const struct gpu_worker *worker, const struct gpu_job *job,
+                      const struct hvi_device_done *done)
+{
+    if (job->timed_ns == 0 || done->device_ns == 0 || !gpu->config.took)
+        return;
+    const struct engine_work *work = job->batch->works[0];
+    const uint64_t most_ns = hvi_clock_ns() - job->timed_ns;
+    const struct engine_gpu_time time = {
+        .worker = (uint32_t)(worker - gpu->workers),
+        .works = job->works,
+        .stream = hvi_device_stream(job->comm != NULL, work->set, work->reduce_op),
+        .took_ns = done->device_ns < most_ns ? done->device_ns : most_ns,
+    };
+    gpu->config.took(gpu->config.user, job->batch, &time);
+}
+
 static void end_job(struct gpu *gpu, const struct gpu_worker *worker, struct gpu_job *job,
                     const struct hvi_device_done *done)
 {
     char text[ENGINE_TEXT_BYTES + ENGINE_GPU_NAME_BYTES + 2];
 
+    tell_time(gpu, worker, job, done);
     if (done->status != HVI_OK) {
         describe(worker, done, text, sizeof text);
         engine_gpu_fail(job->batch, done->status, text);

@@ -317,7 +317,8 @@ static uint32_t write_work(const struct engine_work *work, const struct engine_g
 }
 
 void engine_gpu_write(const struct engine_batch *batch, const struct engine_gpu_route *route,
-                      uint32_t index, uint32_t comm, uint64_t number, struct hvi_ring *ring)
+                      uint32_t index, uint32_t comm, uint64_t number, uint32_t flags,
+                      struct hvi_ring *ring)
 {
     struct hvi_device_batch head = {
         .command = HVI_DEVICE_BATCH,
@@ -327,6 +328,7 @@ void engine_gpu_write(const struct engine_batch *batch, const struct engine_gpu_
         .stream = (uint16_t)batch->works[0]->set,
         .comm_ranks = comm != 0 ? route->ranks : 0,
         .comm_rank = comm != 0 ? route->rank[index] : 0,
+        .flags = flags,
     };
     uint32_t at = 1;
 

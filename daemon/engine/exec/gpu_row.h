@@ -24,6 +24,9 @@ struct gpu_job {
         begun;         /* a bit for each worker of the route, by index; the same in all of a pack */
     uint64_t here_ns;  /* begun on all of these; 0: not yet */
     uint64_t begun_ns; /* on all, those of other nodes included */
+    uint64_t
+        timed_ns; /* since when workers have it, and say what their streams took; 0: they do not */
+    uint32_t works; /* that they have together, of the first of a pack; 0: of another one */
     uint64_t numbers[ENGINE_GPU_WORKERS];
 };
 

@@ -41,6 +41,7 @@ struct engine_part {
     bool withdrawn;      /* its op is reported, and the root is asked to give it back */
     bool output_asked;   /* the sink has been asked for an output, and none has come */
     bool output_made;    /* the output was asked for once: another size needs another */
+    uint64_t device_ns;  /* what the stream of the GPU's worker took; 0: not known */
     uint64_t arrived_ns; /* when the rank says it submitted, as far as that is credible */
     struct hvi_submission copy;
 };

@@ -78,7 +78,7 @@ struct engine_trace_op {
     struct engine_pair pair;
     uint32_t kind, dtype, process_set;
     int32_t status;
-    uint64_t bytes, submit_ns, ready_ns, done_ns;
+    uint64_t bytes, submit_ns, ready_ns, done_ns, device_ns;
 };
 
 /* Rows that are being read: the newest first, at most .limit. */

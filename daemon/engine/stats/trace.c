@@ -17,7 +17,7 @@
 
 struct entry {
     char tensor[HVI_WIRE_TRACE_NAME]; /* "": unnamed, number .anon_seq of its kind */
-    uint64_t anon_seq, bytes, submit_ns, ready_ns, done_ns;
+    uint64_t anon_seq, bytes, submit_ns, ready_ns, done_ns, device_ns;
     struct engine_pair pair;
     uint32_t process_set;
     int32_t status;
@@ -72,6 +72,7 @@ static void fill_entry(const struct engine_trace_op *op, struct entry *entry)
     entry->submit_ns = op->submit_ns;
     entry->ready_ns = op->ready_ns;
     entry->done_ns = op->done_ns;
+    entry->device_ns = op->device_ns;
     entry->process_set = op->process_set;
     entry->status = op->status;
     entry->kind = (uint16_t)op->kind;
@@ -101,6 +102,7 @@ static void describe(const struct engine_part *part, struct engine_trace_op *op_
     op_p->submit_ns = part->arrived_ns;
     op_p->ready_ns = part->op ? part->op->ready_ns : 0;
     op_p->done_ns = 0;
+    op_p->device_ns = part->device_ns;
     op_p->status = HVI_INPROGRESS;
 }
 
@@ -138,6 +140,7 @@ static void fill_row(struct hvi_trace_row *row, int32_t rank, uint64_t number,
     row->submit_ns = entry->submit_ns;
     row->ready_ns = entry->ready_ns;
     row->done_ns = entry->done_ns;
+    row->device_ns = entry->device_ns;
 }
 
 static void give(struct engine_trace_reader *reader, int32_t rank, uint64_t number,

@@ -15,6 +15,7 @@
 #include "base/status.h"
 #include "base/utf8.h"
 #include "daemon/engine/event/event.h"
+#include "daemon/engine/exec/task.h"
 #include "daemon/engine/order/order.h"
 #include "daemon/engine/sessions/control.h"
 #include "daemon/engine/slots/slots.h"
@@ -110,6 +111,18 @@ static bool record(struct engine_timeline *timeline, struct timeline_record even
     return false;
 }
 
+/* A new row; 0: it could not be introduced. */
+static uint32_t add_row(struct engine_timeline *timeline, const char *name, uint64_t ts_ns)
+{
+    const struct timeline_record event = {
+        .what = TIMELINE_NAME, .ts_ns = ts_ns, .row = timeline->rows + 1};
+
+    if (timeline->rows + 1 >= TIMELINE_ROWS ||
+        !record(timeline, event, name, hvi_utf8_cut(name, strlen(name), TIMELINE_NAME_MAX)))
+        return 0;
+    return ++timeline->rows;
+}
+
 /* The tensor's row; 0: it could not be introduced. */
 static uint32_t row_of(struct engine_timeline *timeline, struct engine_tensor *tensor,
                        uint64_t ts_ns)
@@ -119,17 +132,14 @@ static uint32_t row_of(struct engine_timeline *timeline, struct engine_tensor *t
 
     if (tensor->timeline_epoch == timeline->epoch)
         return tensor->timeline_row;
-    if (timeline->rows + 1 >= TIMELINE_ROWS)
-        return 0;
     memcpy(name, timeline->prefix, used);
     engine_tensor_name(tensor, name + used);
-    const struct timeline_record event = {
-        .what = TIMELINE_NAME, .ts_ns = ts_ns, .row = timeline->rows + 1};
-    if (!record(timeline, event, name, hvi_utf8_cut(name, strlen(name), TIMELINE_NAME_MAX)))
+    const uint32_t row = add_row(timeline, name, ts_ns);
+    if (row == 0)
         return 0;
     tensor->timeline_epoch = timeline->epoch;
-    tensor->timeline_row = ++timeline->rows;
-    return tensor->timeline_row;
+    tensor->timeline_row = row;
+    return row;
 }
 
 /* The op's own time goes on. */
@@ -257,8 +267,10 @@ void engine_timeline_started(struct engine_watch *watch, struct engine_op *op)
     if (!is_ours(watch, op))
         return;
     uint64_t now_ns = hvi_clock_ns();
+    const bool is_of_gpus = watch->timeline->takes_gpus &&
+                            engine_work_has(&engine_task_of(op)->work, ENGINE_OPERAND_DEVICE);
     end(watch->timeline, op, now_ns, NULL);
-    begin(watch->timeline, op, now_ns, TIMELINE_EXECUTE);
+    begin(watch->timeline, op, now_ns, is_of_gpus ? TIMELINE_WORKER : TIMELINE_EXECUTE);
 }
 
 /* What it has begun as an op that executes ends: it is negotiated. */
@@ -287,6 +299,37 @@ void engine_timeline_over(struct engine_watch *watch, struct engine_op *op, int 
     if (op->state == ENGINE_OP_READY || op->state == ENGINE_OP_EXECUTING)
         end(watch->timeline, op, watch->order->now_ns, NULL);
     end(watch->timeline, op, watch->order->now_ns, &shape);
+}
+
+/* The duration is the GPU's. Its end is taken for the moment at which the answer came, and is later where the entry before it in
+ * that stream reaches further: a stream does one thing after the other. So an entry is late by no more than an answer was. */
+void engine_timeline_took(struct engine_watch *watch, const struct engine_op *op,
+                          const struct engine_gpu_time *time, const char *gpu)
+{
+    struct engine_timeline *timeline = watch->timeline;
+    struct timeline_gpu *row = &timeline->gpus[time->worker];
+    const struct timeline_took took = {.ns = time->took_ns, .stream = time->stream};
+    const uint64_t now_ns = hvi_clock_ns(), start_ns = now_ns - took.ns;
+    char name[TIMELINE_PREFIX + 128];
+
+    if (!timeline->takes_gpus)
+        return;
+    snprintf(name, sizeof name, "%s%s", timeline->prefix, gpu);
+    if (row->row == 0)
+        row->row = add_row(timeline, name, now_ns);
+    if (row->row == 0)
+        return;
+    const uint64_t free_ns = row->end_ns[took.stream];
+    const struct timeline_record event = {
+        .what = TIMELINE_TOOK,
+        .ts_ns = start_ns > free_ns ? start_ns : free_ns,
+        .row = row->row,
+        .number = time->works,
+        .label = took.stream == 0 ? TIMELINE_NCCL : TIMELINE_KERNELS,
+        .kind = op->kind,
+    };
+    row->end_ns[took.stream] = event.ts_ns + took.ns;
+    record(timeline, event, &took, sizeof took);
 }
 
 void engine_timeline_cycle(struct engine_watch *watch)
@@ -398,6 +441,7 @@ static int timeline_new(struct engine_watch *watch, int fd, const char *path,
     snprintf(timeline->path, sizeof timeline->path, "%s", path);
     timeline->watch = watch;
     timeline->epoch = ++watch->timeline_epochs;
+    timeline->takes_gpus = true;
     engine_timeline_nodes_name(watch, timeline);
     timeline->writer = (struct timeline_writer){
         .ring = aligned_alloc(64, sizeof *timeline->writer.ring),

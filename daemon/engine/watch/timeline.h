@@ -14,6 +14,7 @@
 
 struct engine_watch;
 struct engine_asker;
+struct engine_gpu_time;
 struct engine_op;
 struct engine_part;
 
@@ -38,6 +39,9 @@ void engine_timeline_started(struct engine_watch *watch, struct engine_op *op);
 void engine_timeline_returns(struct engine_watch *watch, struct engine_op *op);
 /* Finished, or failed in whatever state it is. */
 void engine_timeline_over(struct engine_watch *watch, struct engine_op *op, int status);
+/* A worker's stream took so long for works of which the op's is the first. `gpu`: what the GPU is called. */
+void engine_timeline_took(struct engine_watch *watch, const struct engine_op *op,
+                          const struct engine_gpu_time *time, const char *gpu);
 /* A pass of the main loop that found something to do. */
 void engine_timeline_cycle(struct engine_watch *watch);
 
@@ -74,6 +78,7 @@ enum timeline_what {
     TIMELINE_END,     /* payload: a struct timeline_shape, or nothing */
     TIMELINE_CYCLE,
     TIMELINE_DROPPED, /* .number: how many */
+    TIMELINE_TOOK,    /* .label, .kind, .number: works; payload: a struct timeline_took */
 };
 
 enum timeline_label {
@@ -81,6 +86,9 @@ enum timeline_label {
     TIMELINE_OP,        /* ALLREDUCE */
     TIMELINE_QUEUE,
     TIMELINE_EXECUTE, /* HOST_ALLREDUCE */
+    TIMELINE_WORKER,  /* GPU_ALLREDUCE: its workers have it */
+    TIMELINE_NCCL,    /* NCCL_ALLREDUCE: of a worker's stream, between GPUs */
+    TIMELINE_KERNELS, /* KERNELS_ALLREDUCE: the same on one GPU */
 };
 
 /* In the ring, each at a multiple of 8 and never across its end: a record of .what SKIP fills up. */
@@ -98,6 +106,11 @@ struct timeline_shape {
     int32_t status;
     uint32_t reserved;
     int64_t dims[8];
+};
+
+struct timeline_took {
+    uint64_t ns;
+    uint32_t stream, reserved;
 };
 
 struct timeline_ring {

@@ -71,7 +71,10 @@ static bool makes_sense(const struct timeline_record *record, const unsigned cha
         return record->payload <= TIMELINE_NAME_MAX &&
                hvi_utf8_valid((const char *)payload, record->payload);
     case TIMELINE_BEGIN:
-        return record->label <= TIMELINE_EXECUTE && record->payload == 0;
+        return record->label <= TIMELINE_WORKER && record->payload == 0;
+    case TIMELINE_TOOK:
+        return record->label >= TIMELINE_NCCL && record->label <= TIMELINE_KERNELS &&
+               record->payload == sizeof(struct timeline_took);
     case TIMELINE_COPIED:
         return record->payload == sizeof(uint64_t);
     case TIMELINE_END:
@@ -134,6 +137,7 @@ static int send_wish(struct engine_watch *watch, uint32_t to, uint64_t number, b
 
     msg.engine_timeline.start = start;
     msg.engine_timeline.mark_cycles = mark_cycles;
+    msg.engine_timeline.gpus = true;
     int status = hvi_packet_msg_encode(&msg, packet, sizeof packet, &ask.query_bytes);
     ask.query = packet;
     return status == HVI_OK ? engine_mesh_ask(watch->mesh, to, &ask) : status;
@@ -344,7 +348,8 @@ static int on_guest(sd_event_source *source, uint64_t usec, void *user)
 
 /* NULL without memory. */
 static struct engine_timeline *begin_guest(struct engine_watch *watch, uint32_t host,
-                                           uint64_t number, bool mark_cycles)
+                                           uint64_t number,
+                                           const struct hvi_engine_timeline *wanted)
 {
     struct engine_timeline *timeline = calloc(1, sizeof *timeline);
 
@@ -362,7 +367,8 @@ static struct engine_timeline *begin_guest(struct engine_watch *watch, uint32_t 
     atomic_init(&timeline->writer.ring->tail, 0);
     timeline->watch = watch;
     timeline->epoch = ++watch->timeline_epochs;
-    timeline->mark_cycles = mark_cycles;
+    timeline->mark_cycles = wanted->mark_cycles;
+    timeline->takes_gpus = wanted->gpus;
     timeline->nodes.guest = true;
     timeline->nodes.host = host;
     timeline->nodes.number = number;
@@ -463,7 +469,7 @@ static size_t answer_host(struct engine_watch *watch, uint32_t from, uint64_t nu
     struct engine_timeline *guest = watch->timeline_alive;
 
     if (!guest && wanted->start)
-        guest = begin_guest(watch, from, number, wanted->mark_cycles);
+        guest = begin_guest(watch, from, number, wanted);
     if (is_host_of(guest, from, number))
         return fill_part(watch, guest, wanted->start, bytes_p);
     memcpy(bytes_p, &refused, sizeof refused);

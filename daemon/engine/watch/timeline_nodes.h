@@ -4,6 +4,7 @@
 #define ENGINE_TIMELINE_NODES_H
 
 #include "daemon/engine/event/event.h"
+#include "daemon/engine/exec/gpu.h"
 #include "daemon/engine/mesh/clock.h"
 #include "daemon/engine/sessions/sessions.h"
 #include "daemon/engine/watch/timeline.h"
@@ -30,6 +31,12 @@ struct timeline_nodes {
     uint64_t stopper_number;
 };
 
+/* A worker of a GPU. */
+struct timeline_gpu {
+    uint32_t row;                        /* 0: not yet */
+    uint64_t end_ns[HVI_DEVICE_STREAMS]; /* of the last entry of each stream */
+};
+
 struct engine_timeline {
     struct engine_watch *watch;
     struct timeline_writer writer; /* of a guest: the ring alone */
@@ -43,6 +50,8 @@ struct engine_timeline {
     uint32_t epoch, rows;
     uint64_t dropped; /* since the last DROPPED record */
     struct timeline_nodes nodes;
+    bool takes_gpus; /* the node that writes the file knows TIMELINE_TOOK and TIMELINE_WORKER */
+    struct timeline_gpu gpus[ENGINE_GPU_WORKERS];
 };
 
 /* ---- timeline.c ---- */

@@ -272,10 +272,14 @@ static void put_head(struct output *output)
     put_sort_index(output, 0);
 }
 
+static const char *const prefixes[] = {
+    [TIMELINE_NEGOTIATE] = "NEGOTIATE_", [TIMELINE_OP] = "",         [TIMELINE_QUEUE] = "QUEUE",
+    [TIMELINE_EXECUTE] = "HOST_",        [TIMELINE_WORKER] = "GPU_", [TIMELINE_NCCL] = "NCCL_",
+    [TIMELINE_KERNELS] = "KERNELS_",
+};
+
 static void put_begin(struct output *output, const struct timeline_record *record)
 {
-    static const char *const prefixes[] = {"NEGOTIATE_", "", "QUEUE", "HOST_"};
-
     begin(output);
     say(output, "\"ph\": \"B\", \"name\": \"%s", prefixes[record->label]);
     if (record->label != TIMELINE_QUEUE)
@@ -318,6 +322,21 @@ static void put_copied(struct output *output, const struct timeline_record *reco
     end(output);
 }
 
+static void put_took(struct output *output, const struct timeline_record *record)
+{
+    struct timeline_took took;
+
+    memcpy(&took, record + 1, sizeof took);
+    begin(output);
+    say(output, "\"ph\": \"X\", \"name\": \"%s", prefixes[record->label]);
+    say_upper(output, hvi_kind_text(record->kind));
+    say(output, "\"");
+    say_time(output, record);
+    say(output, ", \"dur\": %" PRIu64 ".%03u, \"tid\": %u, \"args\": {\"ops\": %" PRIu64 "}",
+        took.ns / 1000, (unsigned)(took.ns % 1000), took.stream, record->number);
+    end(output);
+}
+
 static void put_mark(struct output *output, const struct timeline_record *record, const char *name)
 {
     begin(output);
@@ -356,6 +375,9 @@ static void put(struct output *output, const struct timeline_record *record)
         return;
     case TIMELINE_DROPPED:
         put_mark(output, record, "DROPPED");
+        return;
+    case TIMELINE_TOOK:
+        put_took(output, record);
         return;
     default: /* TIMELINE_SKIP */
         return;

@@ -2,6 +2,7 @@
  * The trace of ranks, read: what is in flight from their requests, what is over from stats/. */
 #include "daemon/engine/watch/trace.h"
 
+#include "base/clock.h"
 #include "base/status.h"
 #include "daemon/engine/sessions/sessions.h"
 #include "daemon/engine/slots/slots.h"
@@ -20,11 +21,18 @@ static void read_in_flight(struct engine_trace_reader *reader, const struct engi
     }
 }
 
+bool engine_trace_wants_times(const struct engine_watch *watch)
+{
+    return watch->timeline ||
+           (watch->traced_ns != 0 && hvi_clock_ns() - watch->traced_ns < ENGINE_TRACE_TIMES_NS);
+}
+
 int engine_trace_rows(struct engine_watch *watch, int32_t rank, uint32_t limit, uint64_t before,
                       struct hvi_trace_row **rows_p, size_t *count_p, uint64_t *left_out_p)
 {
     struct engine_trace_reader reader = {.before = before, .limit = HVI_WIRE_TRACES_MAX};
 
+    watch->traced_ns = hvi_clock_ns();
     engine_slots_fold(watch->slots);
     if (limit > 0 && limit < reader.limit)
         reader.limit = limit;

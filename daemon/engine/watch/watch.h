@@ -52,6 +52,7 @@ struct engine_watch {
     uint64_t stall_looked_ns;
     struct sd_event_source *stall_source;
 
+    uint64_t traced_ns;                     /* when the trace was read last; 0: never */
     struct engine_timeline *timeline;       /* takes events; NULL: none, or it is being stopped */
     struct engine_timeline *timeline_alive; /* until its file is complete */
     uint32_t timeline_epochs;

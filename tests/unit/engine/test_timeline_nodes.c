@@ -268,14 +268,16 @@ static const struct {
     struct timeline_record record;
     size_t length;
 } impossible[] = {
-    {{.bytes = 8, .what = TIMELINE_CYCLE}, 32},                                 /* too short */
-    {{.bytes = 64, .what = TIMELINE_CYCLE}, 32},                                /* cut off */
-    {{.bytes = 32, .what = TIMELINE_CYCLE}, 40},                                /* with a rest */
-    {{.bytes = 32, .what = TIMELINE_CYCLE, .row = TIMELINE_ROWS}, 32},          /* another's row */
-    {{.bytes = 40, .what = TIMELINE_NAME, .payload = 9}, 40},                   /* past its end */
-    {{.bytes = 512, .what = TIMELINE_NAME, .payload = 300}, 512},               /* a long name */
-    {{.bytes = 40, .what = TIMELINE_NAME, .payload = 2}, 40},                   /* not UTF-8 */
-    {{.bytes = 32, .what = TIMELINE_BEGIN, .label = TIMELINE_EXECUTE + 1}, 32}, /* no label */
+    {{.bytes = 8, .what = TIMELINE_CYCLE}, 32},                          /* too short */
+    {{.bytes = 64, .what = TIMELINE_CYCLE}, 32},                         /* cut off */
+    {{.bytes = 32, .what = TIMELINE_CYCLE}, 40},                         /* with a rest */
+    {{.bytes = 32, .what = TIMELINE_CYCLE, .row = TIMELINE_ROWS}, 32},   /* another's row */
+    {{.bytes = 40, .what = TIMELINE_NAME, .payload = 9}, 40},            /* past its end */
+    {{.bytes = 512, .what = TIMELINE_NAME, .payload = 300}, 512},        /* a long name */
+    {{.bytes = 40, .what = TIMELINE_NAME, .payload = 2}, 40},            /* not UTF-8 */
+    {{.bytes = 32, .what = TIMELINE_BEGIN, .label = TIMELINE_NCCL}, 32}, /* another's label */
+    {{.bytes = 48, .what = TIMELINE_TOOK, .label = TIMELINE_KERNELS + 1, .payload = 16}, 48},
+    {{.bytes = 40, .what = TIMELINE_TOOK, .label = TIMELINE_NCCL, .payload = 8}, 40},
     {{.bytes = 40, .what = TIMELINE_COPIED, .payload = 4}, 40},
     {{.bytes = 40, .what = TIMELINE_END, .payload = 8}, 40},
     {{.bytes = 40, .what = TIMELINE_DROPPED, .payload = 8}, 40},

@@ -81,7 +81,8 @@ static struct hvi_trace_row *trace_rows(size_t count)
 {
     struct hvi_trace_row *rows = zeroed(count, sizeof *rows);
     for (size_t i = 0; i < count; i++) {
-        rows[i] = (struct hvi_trace_row){.rank = (int32_t)i, .op = "barrier", .tensor = "t"};
+        rows[i] = (struct hvi_trace_row){
+            .rank = (int32_t)i, .op = "barrier", .tensor = "t", .device_ns = UINT64_MAX};
         if (i % 2)
             continue;
         rows[i].status = 1;
@@ -497,7 +498,7 @@ static void fill_timeline_packet(struct hvi_packet_msg *msg, bool full)
                                           .mark_cycles = full};
         FILL(msg->timeline_request.path, full);
     } else if (msg->kind == HVI_PACKET_ENGINE_TIMELINE && full) {
-        msg->engine_timeline = (struct hvi_engine_timeline){UINT64_MAX, true, true, ""};
+        msg->engine_timeline = (struct hvi_engine_timeline){UINT64_MAX, true, true, "", true};
         FILL(msg->engine_timeline.path, true);
     }
 }

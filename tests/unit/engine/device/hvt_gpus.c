@@ -212,6 +212,7 @@ void hvt_gpu_done(struct hvt_gpus *gpus, uint32_t gpu, uint64_t number, int stat
     ck_assert_int_eq(hvi_ring_space(&worker->channel.dones, &space), HVI_OK);
     ck_assert_uint_gt(space, 0);
     done.seq = ++worker->answers;
+    done.device_ns = worker->device_ns;
     snprintf(done.text, sizeof done.text, "%s", text);
     memcpy(hvi_ring_slot(&worker->channel.dones, 0), &done, sizeof done);
     hvi_device_answer(&worker->channel, 1, worker->engine_fd);

@@ -27,6 +27,7 @@ struct hvt_worker {
     int socket; /* -1: closed */
     int event_fd, engine_fd;
     uint64_t instance, answers;
+    uint64_t device_ns; /* what its streams take, as it says */
     struct hvi_device_channel channel;
 };
 

@@ -3,10 +3,12 @@
 #include "base/status.h"
 #include "daemon/engine/sessions/fence.h"
 #include "daemon/engine/watch/stall.h"
+#include "daemon/engine/watch/trace.h"
 #include "tests/unit/engine/device/hvt_gpus.h"
 #include "tests/unit/hvt_main.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static struct hvt_gpus gpus;
@@ -573,6 +575,59 @@ START_TEST(a_group_is_held_as_a_whole)
 }
 END_TEST
 
+/* ---- times ---- */
+
+/* The newest op of the rank, as hvdctl sees it. */
+static struct hvi_trace_row newest_of(int32_t rank)
+{
+    struct hvi_trace_row *rows, row;
+    size_t count;
+    uint64_t left_out;
+
+    ck_assert_int_eq(
+        engine_trace_rows(&gpus.bench.engine->watch, rank, 1, 0, &rows, &count, &left_out), HVI_OK);
+    ck_assert_uint_eq(count, 1);
+    row = rows[0];
+    free(rows);
+    return row;
+}
+
+/* Ranks 0 and 2 are on GPU 0, rank 1 on GPU 1. Workers are asked once the trace was looked at, and believed as far as can be. */
+START_TEST(the_trace_has_what_the_stream_of_each_ranks_gpu_took)
+{
+    static const uint64_t never_ns = UINT64_MAX;
+
+    open_gpus(3, 2);
+    for (int round = 0; round < 3; round++) {
+        for (int32_t rank = 0; rank < 3; rank++)
+            hvt_gpu_run(&gpus, rank, ALLREDUCE, 10, "w", 1, (uint64_t)round + 1);
+        if (round == 0)
+            make_comm(2);
+        struct hvt_batch batches[2] = {hvt_gpu_take(&gpus, 0), hvt_gpu_take(&gpus, 1)};
+        usleep(1000);
+        for (uint32_t gpu = 0; gpu < 2; gpu++) {
+            ck_assert_uint_eq(batches[gpu].head.flags, round > 0 ? HVI_DEVICE_TIMED : 0);
+            gpus.workers[gpu].device_ns = round == 2 ? never_ns : 1000 * (gpu + 1);
+            hvt_gpu_finish(&gpus, gpu, &batches[gpu]);
+        }
+        hvt_op_expect_all(&gpus.bench, 0, 2, HVI_OK, NULL);
+        for (int32_t rank = 0; rank < 3; rank++) {
+            const struct hvi_trace_row row = newest_of(rank);
+            const uint64_t took_ns = round == 0 ? 0 : rank == 1 ? 2000 : 1000;
+            if (round < 2)
+                ck_assert_uint_eq(row.device_ns, took_ns);
+            else
+                ck_assert_uint_le(row.device_ns, row.done_ns - row.submit_ns);
+        }
+    }
+    gpus.bench.engine->watch.traced_ns -= ENGINE_TRACE_TIMES_NS; /* so long ago */
+    for (int32_t rank = 0; rank < 3; rank++)
+        hvt_gpu_run(&gpus, rank, ALLREDUCE, 10, "w", 1, 4);
+    ck_assert_uint_eq(hvt_gpu_take(&gpus, 0).head.flags, 0);
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
 /* ---- failures ---- */
 
 START_TEST(an_op_that_fails_on_a_gpu_fails_with_the_workers_sentence)
@@ -829,6 +884,7 @@ int main(void)
     tcase_add_test(tcase, an_op_that_was_held_goes_on_when_the_one_before_it_has_failed);
     add(tcase, an_op_that_is_held_ends_as_one_that_waits, 0, 3);
     add(tcase, a_group_is_held_as_a_whole, 0, 2);
+    tcase_add_test(tcase, the_trace_has_what_the_stream_of_each_ranks_gpu_took);
     tcase_add_test(tcase, an_op_that_fails_on_a_gpu_fails_with_the_workers_sentence);
     add(tcase, a_worker_that_is_lost_fails_its_ops_by_name_and_releases_what_waits, 0, 4);
     add(tcase, a_batch_that_has_begun_and_does_not_end_ends_its_worker, 0, 2);
