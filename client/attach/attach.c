@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "base/types.h"
 #include "base/utf8.h"
 #include "client/attach/address.h"
 #include "client/attach/identity.h"
@@ -22,36 +23,42 @@
 
 /* ---- the request ---- */
 
-static bool is_setting(const char *assignment)
+static bool is_ours(const char *name)
 {
-    static const char secret[] = "HVD_JOB_KEY=";
-    if (strncmp(assignment, secret, sizeof(secret) - 1) == 0)
-        return false;
-    return strncmp(assignment, "HVD_", 4) == 0 || strncmp(assignment, "HOROVOD_", 8) == 0;
+    return strcmp(name, "HVD_JOB_KEY") != 0 &&
+           (strncmp(name, "HVD_", 4) == 0 || strncmp(name, "HOROVOD_", 8) == 0);
 }
 
 /* What is too long to be a setting is none of ours. */
-static bool to_setting(const char *assignment, struct hvi_setting *setting_p)
+static bool to_setting(const char *assignment, bool (*is_wanted)(const char *name),
+                       struct hvi_setting *setting_p)
 {
     size_t name_bytes = strcspn(assignment, "=");
     const char *value = assignment + name_bytes + 1;
-    if (!assignment[name_bytes] || name_bytes >= sizeof(setting_p->name) ||
-        strlen(value) >= sizeof(setting_p->value) || !hvi_utf8_valid(value, strlen(value)) ||
-        !hvi_utf8_valid(assignment, name_bytes))
+    if (!assignment[name_bytes] || name_bytes >= sizeof(setting_p->name))
         return false;
     memcpy(setting_p->name, assignment, name_bytes);
     setting_p->name[name_bytes] = '\0';
+    if (!is_wanted(setting_p->name) || strlen(value) >= sizeof(setting_p->value) ||
+        !hvi_utf8_valid(value, strlen(value)) || !hvi_utf8_valid(assignment, name_bytes))
+        return false;
     memcpy(setting_p->value, value, strlen(value) + 1);
     return true;
 }
 
-static size_t collect_settings(struct hvi_setting *settings)
+static size_t add_settings(bool (*is_wanted)(const char *name), struct hvi_setting *settings,
+                           size_t count)
 {
-    size_t count = 0;
     for (char **at = environ; at && *at && count < HVI_WIRE_SETTINGS_MAX; at++)
-        if (is_setting(*at) && to_setting(*at, &settings[count]))
+        if (to_setting(*at, is_wanted, &settings[count]))
             count++;
     return count;
+}
+
+/* Those of NCCL, which are for workers of GPUs, take no room of the others. */
+static size_t collect_settings(struct hvi_setting *settings)
+{
+    return add_settings(hvi_nccl_is_allowed, settings, add_settings(is_ours, settings, 0));
 }
 
 static int set_key(const struct hvd_options *options, struct hvi_attach_request *request)

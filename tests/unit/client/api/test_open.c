@@ -294,6 +294,8 @@ START_TEST(the_request_says_who_we_are)
     setenv("HVD_JOB_KEY", "secret", 1);
     setenv("HVD_BROKEN", "\xff", 1);
     setenv("HOME", "/nowhere", 1);
+    setenv("NCCL_ALGO", "Tree", 1);
+    setenv("NCCL_NET_PLUGIN", "/tmp/evil.so", 1);
     ck_assert_msg(hvd_open(&options, &session) == HVD_OK, "%s", hvd_last_error());
     ck_assert_str_eq(hvt_fake_identity(fake), "open 1/4 2/4 0/1 arguments");
     ck_assert_str_eq(hvt_fake_setting(fake, "HVD_STALL_WARN"), "5s");
@@ -301,6 +303,8 @@ START_TEST(the_request_says_who_we_are)
     ck_assert_ptr_null(hvt_fake_setting(fake, "HVD_JOB_KEY"));
     ck_assert_ptr_null(hvt_fake_setting(fake, "HVD_BROKEN"));
     ck_assert_ptr_null(hvt_fake_setting(fake, "HOME"));
+    ck_assert_str_eq(hvt_fake_setting(fake, "NCCL_ALGO"), "Tree");
+    ck_assert_ptr_null(hvt_fake_setting(fake, "NCCL_NET_PLUGIN"));
     ck_assert_int_eq(hvd_rank(session), 1);
     ck_assert_int_eq(hvd_size(session), 4);
     ck_assert_int_eq(hvd_local_rank(session), 2);
