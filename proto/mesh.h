@@ -139,6 +139,7 @@ enum hvi_mesh_gpu_what {
     /* To the first node: tentative works up to this one have been started here. From the first node: on all nodes. */
     HVI_MESH_GPU_STARTED = 6,
 };
+struct hvi_setting;
 struct hvi_mesh_gpu {
     uint32_t what;
     uint64_t *instances; /* by rank of the communicator */
@@ -148,6 +149,9 @@ struct hvi_mesh_gpu {
     int32_t status;
     char text[HVI_TEXT_MAX + 1];
     uint64_t sequence;
+    bool says_settings;           /* READY of a node that knows .settings */
+    struct hvi_setting *settings; /* NCCL_* of its lowest rank; their names are not checked */
+    size_t setting_count;
 };
 struct hvi_mesh_packet {
     uint32_t from, to;

@@ -116,6 +116,13 @@ static const struct wire_field answer_fields[] = {
 };
 static const struct wire_table answer_table = TABLE(mesh_answer, answer_fields, 0);
 
+/* A newer node may know names that this one does not. */
+static const struct wire_field gpu_setting_fields[] = {
+    TEXT(1, hvi_setting, name, FILLED),
+    TEXT(2, hvi_setting, value, ANY),
+};
+static const struct wire_table gpu_setting = TABLE(setting, gpu_setting_fields, 0);
+
 static const struct wire_field gpu_fields[] = {
     NUMBER(1, hvi_mesh_gpu, what, HVI_MESH_GPU_READY, HVI_MESH_GPU_STARTED),
     LIST(2, hvi_mesh_gpu, instances, instance_count, WIRE_LONGS, HVI_MESH_GPUS_MAX, NULL),
@@ -124,6 +131,8 @@ static const struct wire_field gpu_fields[] = {
     OUTCOME(5, hvi_mesh_gpu, status),
     TEXT(6, hvi_mesh_gpu, text, ANY),
     U64(7, hvi_mesh_gpu, sequence),
+    LIST(8, hvi_mesh_gpu, settings, setting_count, WIRE_ROWS, HVI_WIRE_SETTINGS_MAX, &gpu_setting),
+    FLAG(9, hvi_mesh_gpu, says_settings),
 };
 static const struct wire_table gpu_table = TABLE(mesh_gpu, gpu_fields, 0);
 

@@ -412,8 +412,9 @@ static int worker_wanted(void *user, uint64_t request, const unsigned char uuid[
 
     msg.gpu_wanted.request = request;
     memcpy(msg.gpu_wanted.uuid, uuid, HVI_UUID_BYTES);
-    msg.gpu_wanted.settings = engine->nccl;
-    msg.gpu_wanted.setting_count = engine->nccl_count;
+    msg.gpu_wanted.settings = engine->nccl.settings;
+    msg.gpu_wanted.setting_count = engine->nccl.count;
+    engine_nccl_tell(engine, false);
     return engine_link_send(engine, &msg);
 }
 
@@ -468,12 +469,21 @@ static void joined(void *user, uint32_t comm, int status, const char *text)
 {
     struct engine *engine = user;
 
+    engine_nccl_tell(engine, true);
     engine_dispatch_comm(&engine->exec, comm, status, text);
 }
 
 static void tell_node(void *user, uint32_t node, const struct hvi_mesh_gpu *gpu)
 {
-    engine_nodes_tell_gpus(user, node, gpu);
+    const struct engine *engine = user;
+    struct hvi_mesh_gpu told = *gpu;
+
+    told.says_settings = told.what == HVI_MESH_GPU_READY;
+    if (told.says_settings) {
+        told.settings = engine->nccl.settings;
+        told.setting_count = engine->nccl.count;
+    }
+    engine_nodes_tell_gpus(user, node, &told);
 }
 
 static void name_of_node(void *user, uint32_t node, char text_p[ENGINE_DEVICE_NODE])

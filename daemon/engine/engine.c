@@ -235,7 +235,7 @@ bool engine_fini(struct engine *engine)
     engine_slots_stop(&engine->slots);
     engine_sessions_fini(&engine->sessions);
     engine_device_close(&engine->device);
-    free(engine->nccl);
+    free(engine->nccl.settings);
     sd_event_source_disable_unref(engine->watch.stall_source);
     sd_event_source_disable_unref(engine->engine_source);
     sd_event_source_disable_unref(engine->worker_source);

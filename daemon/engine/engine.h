@@ -29,6 +29,18 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+/* NCCL_*: see nccl.c. */
+struct engine_nccl {
+    struct hvi_setting *settings; /* of the rank with the settings, for the workers of this node */
+    size_t count;
+    int32_t rank;
+    bool ranks_differ; /* of this node: they were compared */
+    bool nodes_differ; /* it is in .text */
+    bool nodes_told;
+    uint32_t differences; /* in .text, or too many for it; not told yet */
+    char text[2048];
+};
+
 struct engine {
     struct hvi_engine_start start;
     uint64_t started_ns;
@@ -53,9 +65,7 @@ struct engine {
     struct engine_exec exec;
     struct engine_stats stats;
     struct engine_device device; /* workers of GPUs */
-    struct hvi_setting *nccl;    /* NCCL_* of the rank with the settings */
-    size_t nccl_count;
-    bool nccl_differs; /* another rank has set others: it has been logged */
+    struct engine_nccl nccl;
     struct engine_slots slots;
     struct engine_sessions sessions;
     struct engine_watch watch;
@@ -111,5 +121,15 @@ void engine_link_await_room(struct engine *engine);
 /* What a rank that attaches has set, if it is the lowest so far. */
 void engine_settings_take(struct engine *engine, int32_t rank, const struct hvi_setting *settings,
                           size_t count);
+
+/* ---- nccl.c ---- */
+
+/* Of a rank of this node that attaches, before its settings are taken. */
+void engine_nccl_take(struct engine *engine, int32_t rank, const struct hvi_setting *settings,
+                      size_t count);
+/* What another node says with its HVI_MESH_GPU_READY. */
+void engine_nccl_heard(struct engine *engine, uint32_t node, const struct hvi_mesh_gpu *gpu);
+/* Tells of differences that were found, if the job uses a GPU; those of nodes only with `all_heard`: a communicator is made. */
+void engine_nccl_tell(struct engine *engine, bool all_heard);
 
 #endif

@@ -169,6 +169,8 @@ static void heard_of_gpus(void *user, uint32_t from, const struct hvi_mesh_gpu *
 {
     struct engine *engine = user;
 
+    if (gpu->what == HVI_MESH_GPU_READY)
+        engine_nccl_heard(engine, from, gpu);
     struct engine_gpu_news news = {
         .sequence = gpu->sequence, .status = gpu->status, .text = gpu->text};
 

@@ -8,7 +8,7 @@
  *                          nothing, because a tensor remembers for itself
  *   STALL_*, MEMORY_TIMEOUT_SECONDS   see stall.c
  *   GPU_TIMEOUT_SECONDS    how long an op on GPUs may take once it has begun; 0: 30. See exec/gpu.c
- *   NCCL_*                 those of base/types.def go to the workers of GPUs
+ *   NCCL_*                 those of base/types.def go to the workers of GPUs: see nccl.c
  *   START_TIMEOUT          how long a job with ranks on other nodes waits for them: see rendezvous.c
  *
  * A value that makes no sense is logged and ignored. */
@@ -55,56 +55,10 @@ static uint64_t parse(const struct hvi_setting *settings, size_t count, const ch
     return otherwise;
 }
 
-/* What workers of GPUs get of the rank's environment. Without memory: nothing. */
-static void take_nccl(struct engine *engine, const struct hvi_setting *settings, size_t count)
-{
-    free(engine->nccl);
-    engine->nccl_count = 0;
-    engine->nccl = engine->start.gpu && count > 0 ? calloc(count, sizeof *settings) : NULL;
-    for (size_t i = 0; engine->nccl && i < count; i++) {
-        if (hvi_nccl_is_allowed(settings[i].name))
-            engine->nccl[engine->nccl_count++] = settings[i];
-    }
-}
-
-/* A variable of NCCL's that `a` has, and `b` has not, or otherwise; NULL: there is none. */
-static const char *find_other(const struct hvi_setting *a, size_t a_count,
-                              const struct hvi_setting *b, size_t b_count)
-{
-    for (size_t i = 0; i < a_count; i++) {
-        size_t k = 0;
-        while (k < b_count && strcmp(a[i].name, b[k].name) != 0)
-            k++;
-        if (hvi_nccl_is_allowed(a[i].name) && (k == b_count || strcmp(a[i].value, b[k].value) != 0))
-            return a[i].name;
-    }
-    return NULL;
-}
-
-/* NCCL hears of one rank's. That another one has set something else is logged once. */
-static void compare_nccl(struct engine *engine, int32_t rank, const struct hvi_setting *settings,
-                         size_t count)
-{
-    if (engine->nccl_differs || !engine->start.gpu)
-        return;
-    const char *name = find_other(settings, count, engine->nccl, engine->nccl_count);
-    if (!name)
-        name = find_other(engine->nccl, engine->nccl_count, settings, count);
-    if (!name)
-        return;
-    engine->nccl_differs = true;
-    HVI_LOG(HVI_LOG_WARN, "settings", "nccl-differs",
-            "ranks of the job have set a variable of NCCL differently: the lowest rank's counts",
-            "job=%s rank=%d other_rank=%d name=%s", engine->start.job,
-            (int)(rank < engine->settings_rank ? rank : engine->settings_rank),
-            (int)(rank < engine->settings_rank ? engine->settings_rank : rank), name);
-}
-
 void engine_settings_take(struct engine *engine, int32_t rank, const struct hvi_setting *settings,
                           size_t count)
 {
-    if (engine->settings_rank != INT32_MAX)
-        compare_nccl(engine, rank, settings, count);
+    engine_nccl_take(engine, rank, settings, count);
     if (rank >= engine->settings_rank)
         return;
     engine->settings_rank = rank;
@@ -113,7 +67,6 @@ void engine_settings_take(struct engine *engine, int32_t rank, const struct hvi_
     engine->exec.group_fusion = parse(settings, count, "DISABLE_GROUP_FUSION", 0) == 0;
     const char *express = find(settings, count, "EXPRESS");
     engine->slots.apart = express && (strcmp(express, "0") == 0 || strcmp(express, "small") == 0);
-    take_nccl(engine, settings, count);
     engine_dispatch_set_gpu_timeout(&engine->exec,
                                     parse(settings, count, "GPU_TIMEOUT_SECONDS", 0) * HVI_NS_SEC);
     engine->order.replay = parse(settings, count, "CACHE_CAPACITY", 1) != 0;

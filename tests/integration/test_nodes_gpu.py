@@ -17,10 +17,10 @@ INT32 = arith.DTYPES["int32"]
 
 @pytest.fixture(name="gpu_nodes")
 def make_gpu_nodes(make_nodes) -> Callable[..., Nodes]:
-    """Makes nodes with two fake GPUs each; `more`: further words of FAKEGPU for those that are not the first."""
-    def make(count: int = 2, more: str = "") -> Nodes:
-        def environment(node: Node) -> dict[str, str]:
-            own = {} if node.number == 1 else {"FAKEGPU_NODE": f"node={node.number}{more}"}  # hvdrun carries what the first has to all
+    """Makes nodes with two fake GPUs each; `more`: further words of FAKEGPU, `also`: variables, for those that are not the first."""
+    def make(count: int = 2, more: str = "", also: dict[str, str] | None = None) -> Nodes:
+        def environment(node: Node) -> dict[str, str]:  # hvdrun carries what the first has to all
+            own = {} if node.number == 1 else {"FAKEGPU_NODE": f"node={node.number}{more}"} | (also or {})
             return own | {"FAKEGPU": f"devices=2;free=keeps;node=1;meet={node.folder.parent / 'shared'}", "LD_LIBRARY_PATH": str(FAKE)}
         return make_nodes(count, ssh=True, environment=environment)
     return make
@@ -261,6 +261,17 @@ def test_nodes_with_different_nccl_are_told_both_versions(gpu_nodes):
             assert all(word in outcome.text for word in ("n1", "n2", "22809", "22703")), outcome.text
     job.check_usable()
     job.close()
+
+
+def test_variables_of_nccl_that_differ_between_nodes_are_told_once_with_their_values(gpu_nodes):
+    job = SpreadJob(gpu_nodes(also={"NCCL_ALGO": "Tree", "NCCL_HOSTID": "two"}), (1, 1), environment={"NCCL_PROTO": "Simple"})
+    for gpu_of in ([0, 0], [0, 0], [1, 0]):  # two communicators
+        reduce_on(job, gpu_of)
+    told = [line for line in job.ranks[0].log() if "NCCL" in line]
+    assert len(told) == 1 and "NCCL_ALGO is not set for rank 0 on node 0 (n1) and \"Tree\" for rank 1 on node 1 (n2)" in told[0], told
+    assert "NCCL_HOSTID" not in told[0] and "NCCL_PROTO" not in told[0], told  # a node's own; alike
+    job.close()
+    assert job.await_end() == 0 and job.said().count("NCCL_ALGO is not set") == 1, job.said()
 
 
 def test_an_op_waits_for_a_stream_of_another_node_and_its_result_is_in_order(gpu_nodes):

@@ -15,7 +15,7 @@
  *
  * Over several nodes, by MeshGpu. The first node is the one with rank 0:
  *
- *   each other node: its workers can --READY, version--> first node: all can, versions agree --JOIN, id--> all others
+ *   each other node: its workers can --READY, version, NCCL_*--> first node: all can, versions agree --JOIN, id--> all others
  *   any node: it has failed ----------FAILED-----------> first node -----------------------FAILED-------> all others
  *
  * All nodes want the same communicators in the same order (exec/gpu.c), but not at the same time, so what is heard too early is
@@ -567,6 +567,8 @@ static void keep(struct engine_device *device, uint32_t from, const struct hvi_m
     *letter = (struct engine_device_letter){.from = from, .gpu = *gpu};
     memcpy(instances, gpu->instances, gpu->instance_count * sizeof *instances);
     letter->gpu.instances = instances;
+    letter->gpu.settings = NULL;
+    letter->gpu.setting_count = 0;
     while (*link)
         link = &(*link)->next;
     *link = letter;

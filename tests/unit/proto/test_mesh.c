@@ -2,6 +2,7 @@
  * The messages of mesh.proto: what goes in comes out, and what cannot be is refused. */
 #include "base/status.h"
 #include "proto/mesh.h"
+#include "proto/wire.h"
 #include "tests/unit/hvt_main.h"
 
 static int64_t longs[] = {0, 1, -1, INT64_MAX, INT64_MIN};
@@ -201,6 +202,9 @@ START_TEST(what_is_said_of_gpus_arrives_as_it_was)
                                  .instances = instances,
                                  .instance_count = 3};
 
+    /* The second one is of a list that this version has not. */
+    struct hvi_setting settings[2] = {{"NCCL_ALGO", "Tree"}, {"NCCL_OF_THE_FUTURE", ""}};
+
     setup();
     packet.has_gpu = true;
     packet.gpu = (struct hvi_mesh_gpu){.what = HVI_MESH_GPU_OVER,
@@ -210,9 +214,16 @@ START_TEST(what_is_said_of_gpus_arrives_as_it_was)
                                        .nccl_version = 22809,
                                        .status = HVI_ERR_LIMIT,
                                        .text = "too many",
-                                       .sequence = UINT64_MAX};
+                                       .sequence = UINT64_MAX,
+                                       .says_settings = true,
+                                       .settings = settings,
+                                       .setting_count = 2};
     ck_assert_int_eq(travel(), HVI_OK);
     ck_assert(again.has_gpu);
+    ck_assert(again.gpu.says_settings);
+    ck_assert_uint_eq(again.gpu.setting_count, 2);
+    ck_assert_str_eq(again.gpu.settings[0].value, "Tree");
+    ck_assert_str_eq(again.gpu.settings[1].name, "NCCL_OF_THE_FUTURE");
     ck_assert_uint_eq(again.gpu.what, HVI_MESH_GPU_OVER);
     ck_assert_mem_eq(again.gpu.instances, instances, sizeof instances);
     ck_assert_mem_eq(again.gpu.id, packet.gpu.id, sizeof packet.gpu.id);

@@ -592,22 +592,31 @@ START_TEST(nccl_s_variables_of_the_lowest_rank_go_along_and_no_others)
 }
 END_TEST
 
-/* In what they have set, or in that they have. Other libraries' variables are not looked at. */
+/* In what they have set, or in that they have. Other libraries' variables are not looked at. Told once a GPU is used. */
 START_TEST(ranks_whose_variables_of_nccl_differ_are_named)
 {
     static const struct hvi_setting settings[] = {{"NCCL_DEBUG", "INFO"}, {"HVD_EXPRESS", "1"}},
                                     others[] = {{"NCCL_DEBUG", "WARN"}};
+    static const char *const said[] = {"NCCL_DEBUG is \"INFO\" for rank 1 and not set for rank 3",
+                                       "NCCL_DEBUG is \"INFO\" for rank 1 and \"WARN\" for rank 3",
+                                       "NCCL_DEBUG is \"WARN\" for rank 0 and \"INFO\" for rank 1"};
+    struct hvi_packet_msg msg;
     struct engine *engine;
+    char byte;
 
     hvt_gpus_init(&gpus, 1);
     engine = gpus.bench.engine;
     engine->settings_rank = INT32_MAX;
-    engine->nccl_differs = false;
     engine_settings_take(engine, 1, settings, 2);
     engine_settings_take(engine, 2, settings, 1);
-    ck_assert(!engine->nccl_differs);
+    ck_assert(!engine->nccl.ranks_differ);
     engine_settings_take(engine, _i == 2 ? 0 : 3, others, _i == 0 ? 0 : 1);
-    ck_assert(engine->nccl_differs);
+    ck_assert(engine->nccl.ranks_differ);
+    ck_assert_int_lt(recv(gpus.bench.peers[0].socket, &byte, 1, MSG_PEEK | MSG_DONTWAIT), 0);
+    hvt_rank_send_memory(&gpus, 0, 0, HVT_GPU_REGION);
+    ck_assert(hvt_peer_expect(&gpus.bench.peers[0], HVI_PACKET_NOTICE, &msg));
+    ck_assert_msg(strstr(msg.notice.text, said[_i]) != NULL, "%s", msg.notice.text);
+    ck_assert_uint_eq(engine->nccl.differences, 0);
     hvt_gpus_fini(&gpus);
 }
 END_TEST
