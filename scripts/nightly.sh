@@ -67,7 +67,7 @@ step_containers() { scripts/containers.sh; }
 step_service() {
     local name status=0 files=()
     # The others have hvdds for several users in any case, or nodes, GPUs or namespaces.
-    for name in daemon_killed engine_killed express foreign garbage gate large liar lifecycle many_kills memory_cgroup pages \
+    for name in daemon_killed engine_killed express foreign garbage gate large liar lifecycle many_kills memory_cgroup cpuset_cgroup pages \
         random_kills resources silent_memory stall trainer_killed; do
         files+=("tests/fault/test_$name.py")
     done

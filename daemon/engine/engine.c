@@ -197,7 +197,8 @@ int engine_init(struct engine *engine, const struct hvi_engine_start *start, int
     engine->settings_rank = INT32_MAX;
     engine->started_ns = hvi_clock_ns();
     engine->order.now_ns = engine->started_ns;
-    if (engine->start.threads == 0)
+    engine->threads_by_cores = engine->start.threads == 0;
+    if (engine->threads_by_cores)
         engine->start.threads = hvi_cores_available();
     if (engine->start.threads > THREADS_MAX)
         engine->start.threads = THREADS_MAX;
@@ -211,6 +212,14 @@ int engine_init(struct engine *engine, const struct hvi_engine_start *start, int
     }
     engine_liveness_check_empty(&engine->sessions);
     return HVI_OK;
+}
+
+void engine_add_cores(struct engine *engine, pid_t pid, int pid_fd)
+{
+    if (!engine_cores_add(&engine->cores, pid, pid_fd) || !engine->threads_by_cores)
+        return;
+    const uint32_t cores = hvi_cores_available();
+    engine_dispatch_grow(&engine->exec, cores < THREADS_MAX ? cores : THREADS_MAX);
 }
 
 bool engine_fini(struct engine *engine)

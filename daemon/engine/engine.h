@@ -11,6 +11,7 @@
 #define ENGINE_ENGINE_H
 
 #include "base/types.h"
+#include "daemon/engine/cores.h"
 #include "daemon/engine/device/device.h"
 #include "daemon/engine/event/event.h"
 #include "daemon/engine/exec/exec.h"
@@ -54,7 +55,9 @@ struct engine {
     sd_event_source *engine_source, *worker_source, *term_source;
     struct hvi_region bell_region;
     struct hvi_bell_page *bell;
-    uint64_t event_ns;     /* when sd_event ran last */
+    uint64_t event_ns; /* when sd_event ran last */
+    struct engine_cores cores;
+    bool threads_by_cores; /* the administrator has not said how many */
     int32_t settings_rank; /* whose settings these are */
 
     struct engine_nodes nodes;           /* of a job with ranks on others */
@@ -78,6 +81,8 @@ struct engine {
 /* Builds everything from hvdd's first message; `link_fd` becomes the engine's. HVI_OK or the error,
  * logged. */
 int engine_init(struct engine *engine, const struct hvi_engine_start *start, int link_fd);
+/* The rank that attaches next may use these processors, so the engine may. */
+void engine_add_cores(struct engine *engine, pid_t pid, int pid_fd);
 /* False: as engine_dispatch_close. */
 bool engine_fini(struct engine *engine);
 /* Order can begin: `ranks` are those of this node, by seat; NULL: it has the whole job. HVI_OK or

@@ -193,6 +193,7 @@ static void adopt(struct engine *engine, const struct hvi_engine_adopt *adopt)
             close(pid_fd);
         return;
     }
+    engine_add_cores(engine, adopt->pid, pid_fd); /* refused or not, it is the job's user's */
     engine_session_adopt(&engine->sessions, adopt, socket_fd, pid_fd);
 }
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * hvdd-engine: started by hvdd, or by its unit, for one generation of one job, with a connected socket
  * as descriptor 3. */
+#include "base/available.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/status.h"
@@ -60,7 +61,8 @@ static bool is_possible(const struct hvi_engine_start *start)
 }
 
 /* hvdd's first message, with the socket of the trainer whose job it is. It is decoded as that trainer's user. */
-static int receive_start(struct hvi_packet *packet, struct hvi_engine_start *start_p)
+static int receive_start(struct hvi_packet *packet, struct engine_cores *cores,
+                         struct hvi_engine_start *start_p)
 {
     struct hvi_packet_msg msg;
     char why[256];
@@ -68,7 +70,9 @@ static int receive_start(struct hvi_packet *packet, struct hvi_engine_start *sta
 
     if (status != HVI_OK)
         return status;
-    status = engine_user_become(packet->fd_count > 0 ? packet->fds[0] : -1);
+    const int trainer_fd = packet->fd_count > 0 ? packet->fds[0] : -1;
+    status = engine_user_become(trainer_fd);
+    engine_cores_open(cores, trainer_fd);
     hvi_packet_close_fds(packet);
     if (status != HVI_OK)
         return status;
@@ -86,10 +90,11 @@ static int receive_start(struct hvi_packet *packet, struct hvi_engine_start *sta
 static int run(struct engine *engine)
 {
     struct hvi_engine_start start;
+    struct engine_cores cores;
     int status = hvi_started_tell(LINK_FD, "hvdd-engine");
 
     if (status == HVI_OK)
-        status = receive_start(&engine->packet, &start);
+        status = receive_start(&engine->packet, &cores, &start);
     if (status != HVI_OK) {
         HVI_LOG(HVI_LOG_ERROR, "engine", "no-start", "hvdd has not said which job to run",
                 "error=\"%s\"",
@@ -101,10 +106,11 @@ static int run(struct engine *engine)
         hvi_log_set_level((enum hvi_log_level)start.log_level);
     if (engine_init(engine, &start, LINK_FD) != HVI_OK)
         return 1;
+    engine->cores = cores;
     HVI_LOG(HVI_LOG_INFO, "engine", "started", "ready for ranks",
-            "job=%s generation=%llu size=%d seats=%u threads=%u kernels=%s", start.job,
+            "job=%s generation=%llu size=%d seats=%u threads=%u cores=%u kernels=%s", start.job,
             (unsigned long long)start.generation, start.size, engine->sessions.seats,
-            engine->start.threads, hvi_kernels_best()->name);
+            engine->start.threads, hvi_cores_available(), hvi_kernels_best()->name);
     engine_loop_run(engine);
     HVI_LOG(HVI_LOG_INFO, "engine", "ended", "nothing left to do", "job=%s generation=%llu",
             start.job, (unsigned long long)start.generation);

@@ -88,6 +88,12 @@ def _may_limit_memory() -> bool:
         not (new / "cgroup.type").exists() or "memory" in (new / "cgroup.subtree_control").read_text().split())
 
 
+def _may_make_cpusets() -> bool:
+    """Whether root can make a cpuset of version 1, of one of two cores."""
+    old = pathlib.Path("/sys/fs/cgroup/cpuset")
+    return os.geteuid() == 0 and os.access(old, os.W_OK) and (old / "cpuset.cpus").exists() and {0, 1} <= os.sched_getaffinity(0)
+
+
 def _cuda() -> bool:
     return all(_cached(name) and not _cached(name).endswith("NOTFOUND") for name in ("HVD_NVCC", "HVD_CUDA_INCLUDE"))
 
@@ -130,6 +136,7 @@ CONDITIONS: dict[str, Callable[[], bool]] = {
     "no-fault-handler": _may_not_handle_faults,
     "yama": lambda: _first_number("/proc/sys/kernel/yama/ptrace_scope") > 0,
     "no-memory-cgroup": lambda: not _may_limit_memory(),
+    "no-cpuset-cgroup": lambda: not _may_make_cpusets(),
     "no-ipv6": _has_no_ipv6,
     "no-mount": lambda: not _succeeds("unshare", "--mount", "true"),
     "no-fuse": lambda: not _is_openable("/dev/fuse") or not _succeeds("unshare", "--mount", "true"),

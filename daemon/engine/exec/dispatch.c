@@ -13,6 +13,7 @@
 #include "base/status.h"
 #include "daemon/engine/exec/fusion.h"
 #include "daemon/engine/exec/gpu.h"
+#include "daemon/engine/exec/host.h"
 #include "daemon/engine/order/schedule.h"
 
 #include <stddef.h>
@@ -111,6 +112,17 @@ int engine_dispatch_open(struct engine_exec *exec)
         }
     }
     return HVI_OK;
+}
+
+void engine_dispatch_grow(struct engine_exec *exec, uint32_t threads)
+{
+    void *pool = context_of(exec, &engine_backend_host);
+    const int status = engine_host_pool_grow(pool, threads);
+
+    exec->threads = engine_host_pool_threads(pool);
+    if (status != HVI_OK)
+        HVI_LOG(HVI_LOG_WARN, "dispatch", "few-threads", hvi_status_text(status),
+                "job=%s threads=%u wanted=%u", exec->order->job, exec->threads, threads);
 }
 
 bool engine_dispatch_close(struct engine_exec *exec)

@@ -80,6 +80,8 @@ int engine_dispatch_open(struct engine_exec *exec);
  * engine_dispatch_open. False: threads wait for memory that does not answer and were given up; only the end of
  * the process ends them. */
 bool engine_dispatch_close(struct engine_exec *exec);
+/* More threads, up to so many in all, as far as they can be had. Blocks while they start. */
+void engine_dispatch_grow(struct engine_exec *exec, uint32_t threads);
 /* Fuses and starts everything that is ready. */
 void engine_dispatch_ready(struct engine_exec *exec);
 /* Completes what backends have finished. True if there was something. */

@@ -125,6 +125,9 @@ int engine_host_pool_open(const struct engine_backend_config *config,
  * struct engine_backend says. */
 bool engine_host_pool_close(void *pool);
 uint32_t engine_host_pool_threads(const void *pool);
+/* Starts threads until there are as many; one that cannot be started leaves those that were. HVI_OK, HVI_ERR_NO_MEMORY,
+ * HVI_ERR_LIMIT. */
+int engine_host_pool_grow(void *pool, uint32_t threads);
 /* Queues a batch, which has a plan. */
 void engine_host_pool_submit(void *pool, struct engine_batch *batch);
 /* Does the whole batch, without remote operands, on the calling thread, which is the one that helps; one

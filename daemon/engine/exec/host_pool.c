@@ -597,6 +597,20 @@ int engine_host_pool_open(const struct engine_backend_config *config,
     return HVI_OK;
 }
 
+int engine_host_pool_grow(void *context, uint32_t threads)
+{
+    struct engine_host_pool *pool = context;
+    int status = HVI_OK;
+
+    pthread_mutex_lock(&pool->lock);
+    while (pool->config.threads < threads && status == HVI_OK) {
+        status = add_worker(pool, false);
+        pool->config.threads += status == HVI_OK ? 1 : 0;
+    }
+    pthread_mutex_unlock(&pool->lock);
+    return status;
+}
+
 static void finish(struct engine_host_pool *pool)
 {
     bool busy = true;

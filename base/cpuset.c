@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * /proc/PID/cgroup says where the process is, below the place where the hierarchy is mounted:
+ *
+ *     3:cpuset:/jobs/a     version 1: /sys/fs/cgroup/cpuset/jobs/a/cpuset.effective_cpus
+ *     0::/jobs/a           version 2: /sys/fs/cgroup/jobs/a/cpuset.cpus.effective
+ *
+ * Where both are there, version 1 has the cpusets. In version 2 a cgroup has the file only if the one above it hands the
+ * controller on; else it has what the nearest one above has. A container's mount may show only its own part, under a
+ * path that the file does not say: the way up ends at its top, which is the container's. A path with ".." lies outside
+ * of what is mounted here. */
+#include "base/cpuset.h"
+
+#include "base/file.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define PATH_BYTES 1024
+#define TEXT_BYTES 8192
+
+/* "0-3,8". False: it is no such list, or empty. Numbers that a set cannot hold are left out. */
+static bool parse(const char *text, cpu_set_t *set_p)
+{
+    CPU_ZERO(set_p);
+    for (char *end; *text >= '0' && *text <= '9'; text = *end == ',' ? end + 1 : end) {
+        unsigned long first = strtoul(text, &end, 10), last = first;
+        if (*end == '-')
+            last = strtoul(end + 1, &end, 10);
+        for (; first <= last && first < CPU_SETSIZE; first++)
+            CPU_SET(first, set_p);
+    }
+    return (*text == '\n' || *text == '\0') && CPU_COUNT(set_p) > 0;
+}
+
+/* Of the cgroup at `at`, which is used up, or the nearest one above it that says it. */
+static bool read_above(const char *root, const char *mount, const char *name, char *at,
+                       cpu_set_t *set_p)
+{
+    char path[3 * PATH_BYTES], text[TEXT_BYTES];
+
+    for (;;) {
+        snprintf(path, sizeof path, "%s%s%s/%s", root, mount, at, name);
+        if (hvi_file_read(path, text, sizeof text) > 0)
+            return parse(text, set_p);
+        char *slash = strrchr(at, '/');
+        if (!slash)
+            return false;
+        *slash = '\0';
+    }
+}
+
+/* The path in the line of /proc/PID/cgroup with these controllers, "" for version 2; NULL: there is none. */
+static char *find_path(char *text, const char *controllers)
+{
+    const size_t length = strlen(controllers);
+
+    for (char *line = text; line; line = strchr(line, '\n')) {
+        line += *line == '\n';
+        char *names = strchr(line, ':');
+        if (names && strncmp(names + 1, controllers, length) == 0 && names[1 + length] == ':')
+            return names + 1 + length + 1;
+    }
+    return NULL;
+}
+
+bool hvi_cpuset_of(const char *root, pid_t pid, cpu_set_t *set_p)
+{
+    char path[PATH_BYTES], text[TEXT_BYTES];
+
+    snprintf(path, sizeof path, "%s/proc/%d/cgroup", root, (int)pid);
+    if (pid <= 0 || hvi_file_read(path, text, sizeof text) <= 0)
+        return false;
+    char *first = find_path(text, "cpuset"), *at = first ? first : find_path(text, "");
+    if (!at)
+        return false;
+    at[strcspn(at, "\n")] = '\0';
+    if (strlen(at) >= PATH_BYTES || strstr(at, "/.."))
+        return false;
+    return first ? read_above(root, "/sys/fs/cgroup/cpuset", "cpuset.effective_cpus", at, set_p)
+                 : read_above(root, "/sys/fs/cgroup", "cpuset.cpus.effective", at, set_p);
+}

@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * The processors that a process' control group leaves it: what a batch system or a container runtime has given a job.
+ * Its affinity, which a launcher may have narrowed to one core, is another thing. */
+#ifndef HVI_BASE_CPUSET_H
+#define HVI_BASE_CPUSET_H
+
+#include <sched.h>
+#include <stdbool.h>
+#include <sys/types.h>
+
+/* Of the cpuset that the process is in (versions 1 and 2). False: it cannot be found out, as there is no such process, or none that
+ * the caller may see, or no cpusets. `root` stands before /proc and /sys; "" but in tests. Reads two or three small files:
+ * some 20 us. Any thread. */
+bool hvi_cpuset_of(const char *root, pid_t pid, cpu_set_t *set_p);
+
+#endif
