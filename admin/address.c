@@ -2,7 +2,7 @@
  * A directory of the list is believed only if nobody else could have put it there:
  * $XDG_RUNTIME_DIR/hvdd and /tmp/hvdd-<uid> must be owned by us and closed to others, and the
  * listener must be ours, root's or the service's (base/listener.h). Liveness is a
- * plain connect(2) to admin.sock, because a ZeroMQ socket would silently retry for ever on a stale
+ * plain connect(2), because a ZeroMQ socket would silently retry for ever on a stale
  * file. */
 #include "admin/address.h"
 
@@ -21,10 +21,10 @@
 
 #define FULL_NS ((int64_t)HVI_NS_SEC) /* how long a queue of connections may be full */
 
-int address_probe(const char *dir, uint64_t deadline_ns)
+static int probe(const char *dir, const char *socket_name, uint64_t deadline_ns)
 {
     struct sockaddr_un name = {.sun_family = AF_UNIX};
-    const int length = snprintf(name.sun_path, sizeof name.sun_path, "%s/admin.sock", dir);
+    const int length = snprintf(name.sun_path, sizeof name.sun_path, "%s/%s", dir, socket_name);
     if (length < 0 || (size_t)length >= sizeof name.sun_path)
         return ENAMETOOLONG;
     const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -36,6 +36,16 @@ int address_probe(const char *dir, uint64_t deadline_ns)
         error = EPERM;
     close(fd);
     return error;
+}
+
+bool address_is_of_root(const char *dir)
+{
+    return probe(dir, "root.sock", 0) == 0;
+}
+
+int address_probe(const char *dir, uint64_t deadline_ns)
+{
+    return address_is_of_root(dir) ? 0 : probe(dir, "admin.sock", deadline_ns);
 }
 
 static bool is_private(const char *dir, int *error_p)

@@ -6,6 +6,7 @@
 #ifndef HVI_ADMIN_ADDRESS_H
 #define HVI_ADMIN_ADDRESS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -21,7 +22,10 @@ struct address {
  * is set, and `dir` is the first place tried); ERR_INVALID (path too long; `why` is set). */
 int address_find(const char *chosen, struct address *address_p);
 
-/* 0 when something accepts connections on <dir>/admin.sock, else an errno; EPERM also where that is another user's
+/* Whether this process may ask at <dir>/root.sock, which a hvdd for all users has for root and for its own user, and where
+ * nobody else stands in the queue. */
+bool address_is_of_root(const char *dir);
+/* 0 when something accepts connections there or on <dir>/admin.sock, else an errno; EPERM also where that is another user's
  * (base/listener.h). EAGAIN: something listens, and its queue was full until then (0: does not wait); whose it is, is
  * not known. */
 int address_probe(const char *dir, uint64_t deadline_ns);

@@ -102,13 +102,11 @@ static bool has_connected(struct admin_client *client)
 }
 
 /* Until a try succeeds, no hvdd is there, or TURNS_NS are over; then libzmq goes on by itself. */
-static int connect_in_turn(struct admin_client *client)
+static int connect_in_turn(struct admin_client *client, const char *endpoint)
 {
     const uint64_t deadline_ns = hvi_deadline_after(TURNS_NS);
-    char endpoint[ADDRESS_DIR_MAX + 32];
     int error;
 
-    snprintf(endpoint, sizeof endpoint, "ipc://%s/admin.sock", client->dir);
     do {
         while (take_event(client) != 0)
             ; /* of the last try */
@@ -119,6 +117,18 @@ static int connect_in_turn(struct admin_client *client)
         (void)zmq_disconnect(client->socket, endpoint);
         error = address_probe(client->dir, deadline_ns);
     } while ((error == 0 || error == EAGAIN) && !hvi_deadline_passed(deadline_ns));
+    return zmq_connect(client->socket, endpoint) == 0 ? HVI_OK : from_errno(errno);
+}
+
+/* Nobody floods root.sock. */
+static int connect_to(struct admin_client *client, bool of_root)
+{
+    char endpoint[ADDRESS_DIR_MAX + 32];
+
+    snprintf(endpoint, sizeof endpoint, "ipc://%s/%s.sock", client->dir,
+             of_root ? "root" : "admin");
+    if (!of_root)
+        return connect_in_turn(client, endpoint);
     return zmq_connect(client->socket, endpoint) == 0 ? HVI_OK : from_errno(errno);
 }
 
@@ -135,7 +145,7 @@ static int open_socket(struct admin_client *client)
                                ZMQ_EVENT_CONNECT_RETRIED) != 0 ||
         zmq_connect(client->monitor, MONITOR) != 0)
         return from_errno(errno);
-    return connect_in_turn(client);
+    return connect_to(client, address_is_of_root(client->dir));
 }
 
 /* libzmq ends the process where it gets no descriptor for its threads. */

@@ -12,7 +12,8 @@
  * A connection that has asked for events gets one reply more for each, while no other is under way
  * (events.c). It may read them as late as it likes: those that do not fit are lost, and it is told so.
  *
- * Connections are accepted at a pace (base/pace.h), where they may be a stranger's. A user who asks too
+ * Connections are accepted at a pace (base/pace.h), where they may be a stranger's. Those of root and of hvdd's user come
+ * by root.sock, which only they may open, so that no stranger stands before them in its queue. A user who asks too
  * often is refused after a while and not at once: otherwise a flood of requests would be one of refusals.
  *
  * A connection has one request under way. What the peer sends meanwhile stays in the kernel, so a
@@ -79,8 +80,9 @@ struct connection {
 };
 
 struct gate_admin {
-    int fd; /* listening */
-    sd_event_source *accept, *resume;
+    int fds[2];                        /* listening: admin.sock, root.sock */
+    sd_event_source *accept, *of_root; /* the same; NULL: there is none */
+    sd_event_source *resume;
     uint64_t pause_logged_ns;
     struct hvi_pace pace;
     sd_event_source *again;
@@ -702,6 +704,8 @@ static int on_resume(sd_event_source *source, uint64_t usec, void *user)
 
     (void)source, (void)usec;
     sd_event_source_set_enabled(admin->accept, SD_EVENT_ON);
+    if (admin->of_root != NULL)
+        sd_event_source_set_enabled(admin->of_root, SD_EVENT_ON);
     return 0;
 }
 
@@ -723,6 +727,26 @@ static void pause_accepting(struct gate_admin *admin, int error)
                 strerror(error));
     admin->pause_logged_ns = now;
     rest(admin, PAUSE_US);
+    if (admin->of_root != NULL)
+        sd_event_source_set_enabled(admin->of_root, SD_EVENT_OFF);
+}
+
+static bool is_lacking(int error)
+{
+    return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
+}
+
+static int on_root(sd_event_source *source, int fd, uint32_t events, void *user)
+{
+    struct gate *gate = user;
+    int peer = accept4(fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+
+    (void)source, (void)events;
+    if (peer >= 0)
+        take(gate, peer);
+    else if (is_lacking(errno))
+        pause_accepting(gate->admin, errno);
+    return 0;
 }
 
 static int on_connection(sd_event_source *source, int fd, uint32_t events, void *user)
@@ -739,7 +763,7 @@ static int on_connection(sd_event_source *source, int fd, uint32_t events, void 
             rest(gate->admin, HVI_PACE_REST_NS / 1000);
             break;
         }
-        if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
+        if (is_lacking(errno))
             pause_accepting(gate->admin, errno);
         else if (hvi_pace_empty(&gate->admin->pace))
             rest(gate->admin, HVI_PACE_REST_NS / 1000);
@@ -750,22 +774,34 @@ static int on_connection(sd_event_source *source, int fd, uint32_t events, void 
 
 /* ---- life ---- */
 
-int gate_admin_open(struct gate *gate, int listen_fd)
+static void close_both(const int fds[2])
+{
+    for (size_t i = 0; i < 2; i++) {
+        if (fds[i] >= 0)
+            close(fds[i]);
+    }
+}
+
+int gate_admin_open(struct gate *gate, int listen_fd, int root_fd)
 {
     struct gate_admin *admin = calloc(1, sizeof(*admin));
 
     if (admin == NULL) {
-        close(listen_fd);
+        close_both((const int[]){listen_fd, root_fd});
         return HVI_ERR_NO_MEMORY;
     }
     gate->admin = admin;
-    admin->fd = listen_fd;
+    admin->fds[0] = listen_fd;
+    admin->fds[1] = root_fd;
     admin->discard.event = gate->event;
     admin->last_number = hvi_clock_ns();
     if (sd_event_add_defer(gate->event, &admin->again, on_again, gate) >= 0 &&
         sd_event_add_time_relative(gate->event, &admin->resume, CLOCK_MONOTONIC, 0, SLACK_US,
                                    on_resume, admin) >= 0 &&
-        sd_event_add_io(gate->event, &admin->accept, listen_fd, EPOLLIN, on_connection, gate) >= 0)
+        sd_event_add_io(gate->event, &admin->accept, listen_fd, EPOLLIN, on_connection, gate) >=
+            0 &&
+        (root_fd < 0 ||
+         sd_event_add_io(gate->event, &admin->of_root, root_fd, EPOLLIN, on_root, gate) >= 0))
         return HVI_OK;
     HVI_LOG(HVI_LOG_ERROR, "admin", "no-event", "the gate cannot watch admin.sock", "");
     gate_admin_close(gate);
@@ -779,13 +815,14 @@ void gate_admin_close(struct gate *gate)
     if (admin == NULL)
         return;
     sd_event_source_disable_unref(admin->accept);
+    sd_event_source_disable_unref(admin->of_root);
     sd_event_source_disable_unref(admin->resume);
     sd_event_source_disable_unref(admin->again);
     while (admin->connections != NULL)
         connection_free(admin->connections);
     hvi_discard_close(&admin->discard);
     gate_users_fini(&admin->users);
-    close(admin->fd);
+    close_both(admin->fds);
     gate->admin = NULL;
     free(admin);
 }

@@ -46,18 +46,18 @@ int gate_limits_apply(struct gate *gate);
 
 /* ---- link.c: the socket to hvdd ---- */
 
-/* Waits for hvdd's GateStart; the listening descriptor is the caller's. Logs. */
-int gate_link_start(struct gate *gate, int link_fd, int *listen_fd_p);
+/* Waits for hvdd's GateStart; the listening descriptors are the caller's: admin.sock, and root.sock or -1. Logs. */
+int gate_link_start(struct gate *gate, int link_fd, int listen_fds_p[2]);
 /* Serves the link from the loop. Its end ends the loop. Logs. */
 int gate_link_open(struct gate *gate);
 /* Sends now or queues. */
 void gate_link_send(struct gate *gate, const struct hvi_gate_msg *msg);
 void gate_link_close(struct gate *gate);
 
-/* ---- admin.c: admin.sock ---- */
+/* ---- admin.c: admin.sock and root.sock ---- */
 
-/* Serves the listening socket; owns it in any case. Logs. */
-int gate_admin_open(struct gate *gate, int listen_fd);
+/* Serves both listening sockets; owns them in any case. `root_fd` may be -1. Logs. */
+int gate_admin_open(struct gate *gate, int listen_fd, int root_fd);
 /* The next part of hvdd's answer; takes the bytes out of `reply`. */
 void gate_admin_answer(struct gate *gate, struct hvi_gate_reply *reply);
 /* The answer for that connection begins anew: the parts that have come are of one that will not be whole. */

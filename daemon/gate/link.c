@@ -150,7 +150,7 @@ static int on_link(sd_event_source *source, int fd, uint32_t events, void *user)
 
 /* ---- life ---- */
 
-int gate_link_start(struct gate *gate, int link_fd, int *listen_fd_p)
+int gate_link_start(struct gate *gate, int link_fd, int listen_fds_p[2])
 {
     struct hvi_packet *packet = &gate->packet;
     struct hvi_gate_msg msg;
@@ -162,13 +162,14 @@ int gate_link_start(struct gate *gate, int link_fd, int *listen_fd_p)
     if (status != HVI_OK ||
         hvi_gate_msg_decode(packet->bytes, packet->length, &msg, text, sizeof(text)) != HVI_OK)
         goto bad;
-    if (msg.kind != HVI_GATE_START || packet->fd_count != 1) {
+    if (msg.kind != HVI_GATE_START || packet->fd_count != (msg.start.private_mode ? 1 : 2)) {
         hvi_gate_msg_free(&msg);
         goto bad;
     }
     gate->link_fd = link_fd;
     gate->start = msg.start;
-    *listen_fd_p = hvi_packet_take_fd(packet, 0);
+    for (uint32_t i = 0; i < 2; i++)
+        listen_fds_p[i] = hvi_packet_take_fd(packet, i);
     return HVI_OK;
 bad:
     HVI_LOG(HVI_LOG_ERROR, "link", "no-start", "hvdd's first message is no GateStart",

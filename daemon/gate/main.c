@@ -46,14 +46,15 @@ static void set_signals(void)
     signal(SIGPIPE, SIG_IGN);
 }
 
-static int serve(struct gate *gate, int listen_fd)
+static int serve(struct gate *gate, const int listen_fds[2])
 {
     int code = 1;
 
     if (sd_event_default(&gate->event) < 0)
         return 1;
     sd_event_set_watchdog(gate->event, true); /* of its unit; nothing where hvdd has started it */
-    if (gate_link_open(gate) == HVI_OK && gate_admin_open(gate, listen_fd) == HVI_OK &&
+    if (gate_link_open(gate) == HVI_OK &&
+        gate_admin_open(gate, listen_fds[0], listen_fds[1]) == HVI_OK &&
         gate_mesh_open(gate) == HVI_OK)
         code = sd_event_loop(gate->event);
     gate_mesh_close(gate);
@@ -66,7 +67,7 @@ static int serve(struct gate *gate, int listen_fd)
 int main(int argc, char **argv)
 {
     static struct gate gate;
-    int listen_fd = -1, status;
+    int listen_fds[2] = {-1, -1}, status;
 
     if (argc > 1)
         return usage(strcmp(argv[1], "--help") == 0 ? 0 : 2);
@@ -81,9 +82,9 @@ int main(int argc, char **argv)
         HVI_LOG(HVI_LOG_ERROR, "link", "no-start", "this is not the connection of this user's hvdd",
                 "");
     if (status == HVI_OK)
-        status = gate_link_start(&gate, LINK_FD, &listen_fd);
+        status = gate_link_start(&gate, LINK_FD, listen_fds);
     if (status != HVI_OK)
         return status == HVI_ERR_CLOSED ? 0 : 1;
     hvi_log_set_level((enum hvi_log_level)gate.start.log_level);
-    return serve(&gate, listen_fd);
+    return serve(&gate, listen_fds);
 }

@@ -475,7 +475,7 @@ static void send_start(struct node *node)
     msg.start.max_admin_per_user = (uint32_t)node->config.max_admin_per_user;
     msg.start.admin_rate_per_user = (uint32_t)node->config.admin_rate_per_user;
     node_mesh_fill_start(node, &msg.start);
-    send_msg(node, &msg, &node->admin_fd, 1);
+    send_msg(node, &msg, (const int[]){node->admin_fd, node->root_fd}, node->root_fd < 0 ? 1 : 2);
     node_mesh_tell_all(node);
 }
 
@@ -555,27 +555,36 @@ static void start_gate(struct node *node)
 
 /* ---- life ---- */
 
-/* admin.sock: systemd's or our own; -1 after logging. */
-static int admin_socket(struct node *node)
+/* Its descriptor, and its path in path_p[HVI_WIRE_PATH]; -1 after logging. */
+static int make_socket(struct node *node, const char *name, mode_t mode, char *path_p)
 {
-    if (node->admin_fd >= 0)
-        return node->admin_fd;
-    if (node_rundir_socket_path(&node->rundir, "admin.sock", node->admin_path,
-                                sizeof(node->admin_path)))
-        return node_listen_bind(node->admin_path, SOCK_STREAM,
-                                node->private_mode ? 0600 : (mode_t)node->config.admin_mode);
+    if (node_rundir_socket_path(&node->rundir, name, path_p, HVI_WIRE_PATH))
+        return node_listen_bind(path_p, SOCK_STREAM, mode);
     HVI_LOG(HVI_LOG_ERROR, "gate", "no-admin", "the admin socket's path is too long", "dir=%s",
             node->rundir.path);
     return -1;
 }
 
+/* admin.sock may be systemd's already. */
+static bool has_sockets(struct node *node)
+{
+    if (node->admin_fd < 0)
+        node->admin_fd = make_socket(node, "admin.sock",
+                                     node->private_mode ? 0600 : (mode_t)node->config.admin_mode,
+                                     node->admin_path);
+    if (node->admin_fd >= 0 && !node->private_mode)
+        node->root_fd = make_socket(node, "root.sock", 0600, node->root_path);
+    return node->admin_fd >= 0 && (node->root_fd >= 0 || node->private_mode);
+}
+
 int node_gate_open(struct node *node)
 {
     node->gate.link_fd = node->gate.pidfd = -1;
-    node->admin_fd = admin_socket(node);
-    if (node->admin_fd < 0)
+    if (!has_sockets(node))
         return HVI_ERR_DAEMON;
     hvi_packet_let_fds(node->admin_fd, false); /* ZeroMQ sends none */
+    if (node->root_fd >= 0)
+        hvi_packet_let_fds(node->root_fd, false);
     start_gate(node);
     return HVI_OK;
 }
@@ -606,6 +615,11 @@ void node_gate_close(struct node *node)
     end_gate(node);
     if (node->gate.started_ns != 0)
         forget(node);
+    if (node->root_fd >= 0) {
+        close(node->root_fd);
+        unlink(node->root_path);
+        node->root_fd = -1;
+    }
     if (node->admin_fd < 0)
         return;
     close(node->admin_fd);

@@ -203,7 +203,8 @@ static void finish(struct node *node)
 
 int main(int argc, char **argv)
 {
-    static struct node node = {.attach_fd = -1, .admin_fd = -1, .rundir = NODE_RUNDIR_INIT};
+    static struct node node = {
+        .attach_fd = -1, .admin_fd = -1, .root_fd = -1, .rundir = NODE_RUNDIR_INIT};
     int code = 1;
 
     fill_standard_fds();

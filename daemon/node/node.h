@@ -176,6 +176,8 @@ struct node {
     int admin_fd; /* listening, for the gate */
     char admin_path[HVI_WIRE_PATH];
     bool admin_inherited; /* from a socket unit: its file is not ours to remove */
+    int root_fd;          /* the same for root and hvdd's user; -1: a private hvdd needs none */
+    char root_path[HVI_WIRE_PATH];
     struct node_gate gate;
     struct node_mesh mesh;
     struct node_gpu gpu;
@@ -354,7 +356,7 @@ struct node_asker {
     uint64_t request;
 };
 
-/* Binds admin.sock, or takes the inherited socket, and starts the gate. From then on the gate is kept
+/* Binds admin.sock, or takes the inherited socket, and root.sock, and starts the gate. From then on the gate is kept
  * running. HVI_OK or HVI_ERR_DAEMON; logs. */
 int node_gate_open(struct node *node);
 /* Ends the gate and waits for its end, a quarter of a second at most before it is killed. */

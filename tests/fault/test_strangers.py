@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pwd
+import socket
 import subprocess
 import sys
 import time
@@ -68,6 +69,39 @@ def test_a_job_that_another_user_has_opened_first_under_the_same_id_is_his_alone
         assert daemon.ctl.run("job", "stop", "slurm-4711.0", user=nobody).returncode == 0
         wait_until(lambda: stranger.state().status == Status.ERR_JOB_STOPPED, "his own job to stop")
         mine.check_usable()
+
+
+def test_no_stranger_stands_before_root_in_the_queue_of_its_questions(nobody):
+    """root.sock is for root and hvdd's own user; what others do to the queue of admin.sock does not hold up their hvdctl."""
+    with Daemon(options={"private": "no", "admin-mode": "0666"}, folder_mode=0o755, user=as_service()) as daemon, \
+            contextlib.ExitStack() as stack:
+        roots = daemon.address / "root.sock"
+        with being(nobody), socket.socket(socket.AF_UNIX) as theirs, pytest.raises(PermissionError):
+            theirs.connect(str(roots))
+        with stopped(daemon.gate()):
+            with being(nobody):
+                fill_queue(daemon.admin_path, stack)
+            with socket.socket(socket.AF_UNIX) as mine:
+                mine.setblocking(False)
+                with pytest.raises(BlockingIOError):
+                    mine.connect(str(daemon.admin_path))
+                mine.connect(str(roots))
+        daemon.admin_path.rename(daemon.address / "elsewhere")
+        assert daemon.ctl.json("status")["daemon"]["pid"] == daemon.pid, "it asks there"
+        assert daemon.ctl.run("status", user=nobody).returncode == 3
+        (daemon.address / "elsewhere").rename(daemon.admin_path)
+        assert daemon.ctl.json("status", user=nobody)["daemon"]["pid"] == daemon.pid
+        roots.unlink()
+        assert daemon.ctl.json("status")["daemon"]["pid"] == daemon.pid, "as others do, where there is no such socket"
+
+
+def fill_queue(path, stack):
+    """Until there is no place any more."""
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            peer = stack.enter_context(socket.socket(socket.AF_UNIX))
+            peer.setblocking(False)
+            peer.connect(str(path))
 
 
 def subscribe(daemon, uid):

@@ -84,6 +84,26 @@ START_TEST(a_listener_whose_queue_stays_full_is_not_taken_for_ours)
 }
 END_TEST
 
+/* A hvdd for all users has it, and admin.sock beside it. */
+START_TEST(the_socket_of_root_is_tried_first_and_not_waited_for)
+{
+    char path[160];
+    listen_there();
+    ck_assert(!address_is_of_root(place));
+    const int roots = hvt_listen(place, "root.sock", SOCK_STREAM);
+    int places = 0;
+    while (places < 100 && address_is_of_root(place))
+        places++;
+    ck_assert_int_eq(places,
+                     65); /* one more than its queue is long; none of them was in the other one */
+    ck_assert_int_eq(address_probe(place, 0), 0);
+    close(roots);
+    ck_assert_int_eq(address_probe(place, 0), 0); /* as a hvdd that was killed leaves it */
+    snprintf(path, sizeof path, "%s/root.sock", place);
+    unlink(path);
+}
+END_TEST
+
 START_TEST(an_address_that_is_given_is_the_only_one_tried)
 {
     struct address address;
@@ -155,6 +175,7 @@ int main(void)
     tcase_add_test(tests, the_runtime_directory_of_the_user_comes_first);
     tcase_add_test(tests, a_stale_socket_is_no_daemon_and_the_sentence_says_so);
     tcase_add_test(tests, a_listener_whose_queue_stays_full_is_not_taken_for_ours);
+    tcase_add_test(tests, the_socket_of_root_is_tried_first_and_not_waited_for);
     tcase_add_test(tests, an_address_that_is_given_is_the_only_one_tried);
     tcase_add_test(tests, a_directory_that_others_can_write_is_not_trusted);
     tcase_add_test(tests, a_path_too_long_for_a_socket_is_invalid);

@@ -1151,7 +1151,7 @@ static void *come_to(struct side *side)
     side->gate.start.private_mode = true;
     side->gate.start.uid = geteuid();
     side->gate.start.max_admin = side->gate.start.max_admin_per_user = 16;
-    ck_assert_int_eq(gate_admin_open(&side->gate, fd), HVI_OK);
+    ck_assert_int_eq(gate_admin_open(&side->gate, fd, -1), HVI_OK);
     ck_assert_ptr_nonnull(zmq);
     set_int(zmq, ZMQ_LINGER, 0);
     snprintf(endpoint, sizeof(endpoint), "ipc://%s/admin.sock", dir);

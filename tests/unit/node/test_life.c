@@ -65,6 +65,7 @@ START_TEST(sockets_have_the_modes_of_a_private_or_of_a_system_daemon)
     ck_assert_int_eq(mode_of(""), 0700);
     ck_assert_int_eq(mode_of("attach.sock"), 0600);
     ck_assert_int_eq(mode_of("admin.sock"), 0600);
+    ck_assert(!rig_exists(&rig, "root.sock"));
     rig_kill(&rig, SIGTERM);
     ck_assert_int_eq(rig_wait(&rig), 0);
     rig_become(&rig, SERVICE);
@@ -72,6 +73,7 @@ START_TEST(sockets_have_the_modes_of_a_private_or_of_a_system_daemon)
     ck_assert_int_eq(mode_of(""), 0755);
     ck_assert_int_eq(mode_of("attach.sock"), 0666);
     ck_assert_int_eq(mode_of("admin.sock"), 0660);
+    ck_assert_int_eq(mode_of("root.sock"), 0600);
     rig_kill(&rig, SIGTERM);
     ck_assert_int_eq(rig_wait(&rig), 0);
     assert_nothing_left();
