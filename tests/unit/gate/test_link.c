@@ -169,14 +169,14 @@ END_TEST
 START_TEST(a_first_message_that_is_no_start_is_said)
 {
     const struct hvi_gate_msg beat = {.kind = HVI_GATE_BEAT};
-    int listen_fd = -1;
+    int listen_fds[2] = {-1, -1};
 
     say(&beat);
-    ck_assert_int_eq(gate_link_start(&gate, gate.link_fd, &listen_fd), HVI_ERR_PROTOCOL);
+    ck_assert_int_eq(gate_link_start(&gate, gate.link_fd, listen_fds), HVI_ERR_PROTOCOL);
     ck_assert_int_eq(hvt_log_count("hvdd's first message is no GateStart"), 1);
     shutdown(hvdd, SHUT_RDWR);
-    ck_assert_int_eq(gate_link_start(&gate, gate.link_fd, &listen_fd), HVI_ERR_CLOSED);
-    ck_assert_int_eq(listen_fd, -1);
+    ck_assert_int_eq(gate_link_start(&gate, gate.link_fd, listen_fds), HVI_ERR_CLOSED);
+    ck_assert_int_eq(listen_fds[0], -1);
 }
 END_TEST
 
