@@ -597,7 +597,7 @@ static const struct {
      "net-transport is ucx, which encrypts nothing, and this node (h2) is to encrypt"},
     {"ucx", "", false, HVI_ERR_REFUSED,
      "within trusted-networks (HVD_TRUSTED_NETWORKS): it is empty; list the networks"},
-    {"ucx", "10.99.0.0/16", false, HVI_ERR_REFUSED,
+    {"ucx", "198.51.100.0/24", false, HVI_ERR_REFUSED,
      "within trusted-networks (HVD_TRUSTED_NETWORKS): "},
     {"pigeon", "127.0.0.0/8,::1/128", false, HVI_ERR_UNSUPPORTED,
      "on node h2: this hvdd-engine was built without \"pigeon\""},
