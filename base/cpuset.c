@@ -12,6 +12,8 @@
 
 #include "base/file.h"
 
+#include <dirent.h>
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -79,4 +81,21 @@ bool hvi_cpuset_of(const char *root, pid_t pid, cpu_set_t *set_p)
         return false;
     return first ? read_above(root, "/sys/fs/cgroup/cpuset", "cpuset.effective_cpus", at, set_p)
                  : read_above(root, "/sys/fs/cgroup", "cpuset.cpus.effective", at, set_p);
+}
+
+/* The first task is the main thread: what it starts meanwhile is bound already. */
+int hvi_cpuset_bind(const cpu_set_t *set)
+{
+    DIR *tasks = opendir("/proc/self/task");
+    int error = 0;
+
+    if (!tasks)
+        return errno;
+    for (const struct dirent *task = readdir(tasks); task && error == 0; task = readdir(tasks)) {
+        const pid_t thread = (pid_t)atoi(task->d_name);
+        if (thread > 0 && sched_setaffinity(thread, sizeof *set, set) != 0 && errno != ESRCH)
+            error = errno;
+    }
+    closedir(tasks);
+    return error;
 }

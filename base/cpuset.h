@@ -12,5 +12,8 @@
  * the caller may see, or no cpusets. `root` stands before /proc and /sys; "" but in tests. Reads two or three small files:
  * some 20 us. Any thread. */
 bool hvi_cpuset_of(const char *root, pid_t pid, cpu_set_t *set_p);
+/* Binds all threads of this process, and so those that they will start. 0 or an errno number; EINVAL: the kernel leaves it none of
+ * these. One that a thread starts which is not bound yet may be left out. Any thread. */
+int hvi_cpuset_bind(const cpu_set_t *set);
 
 #endif

@@ -15,34 +15,15 @@
 #include "base/cpuset.h"
 #include "base/log.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <poll.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-
-/* All threads; one that begins meanwhile has its maker's, and the main thread, which is the first, makes them. */
-static int set_all(const cpu_set_t *set)
-{
-    DIR *tasks = opendir("/proc/self/task");
-    int error = 0;
-
-    if (!tasks)
-        return errno;
-    for (const struct dirent *task = readdir(tasks); task && error == 0; task = readdir(tasks)) {
-        const pid_t thread = (pid_t)atoi(task->d_name);
-        if (thread > 0 && sched_setaffinity(thread, sizeof *set, set) != 0 && errno != ESRCH)
-            error = errno;
-    }
-    closedir(tasks);
-    return error;
-}
 
 /* 0 or an errno number. */
 static int move_to(struct engine_cores *cores, const cpu_set_t *set)
 {
-    const int error = CPU_COUNT(set) > 0 ? set_all(set) : ENOENT;
+    const int error = CPU_COUNT(set) > 0 ? hvi_cpuset_bind(set) : ENOENT;
 
     if (error == 0)
         cores->now = *set;

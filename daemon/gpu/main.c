@@ -225,5 +225,8 @@ int main(int argc, char **argv)
     if (status != HVI_OK)
         return status == HVI_ERR_CLOSED ? 0 : 1;
     hvi_log_set_level((enum hvi_log_level)worker.start.log_level);
+    if (sched_getaffinity(0, sizeof(worker.may), &worker.may) != 0)
+        CPU_ZERO(&worker.may); /* more than such a set can hold */
+    worker.cores = worker.may;
     return serve(&worker);
 }

@@ -5,13 +5,17 @@
  * The end of an engine's socket is the end of the engine: what its sessions' streams wait for will not come. */
 #include "daemon/gpu/engine.h"
 
+#include "base/cpuset.h"
 #include "base/status.h"
 #include "base/uuid.h"
 #include "shm/abi.h"
 
+#include <errno.h>
 #include <poll.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -318,6 +322,27 @@ static void open_waiting(struct gpu_worker *worker)
     }
 }
 
+/* An engine keeps to the processors of its ranks' control groups. So does its worker: to those that the engine has now. Where they
+ * are the same as before, threads stay where NCCL may have bound them. */
+static void follow_cores(struct gpu_worker *worker, pid_t engine_pid)
+{
+    cpu_set_t set;
+    int error;
+
+    if (CPU_COUNT(&worker->may) == 0 || engine_pid <= 0 ||
+        sched_getaffinity(engine_pid, sizeof(set), &set) != 0)
+        return;
+    CPU_AND(&set, &set, &worker->may);
+    if (CPU_EQUAL(&set, &worker->cores))
+        return;
+    error = CPU_COUNT(&set) > 0 ? hvi_cpuset_bind(&set) : ENOENT;
+    if (error == 0)
+        worker->cores = set;
+    else
+        HVI_LOG(HVI_LOG_INFO, "gpu", "cores-kept", "the worker may not use its engine's processors",
+                "engine=%d error=\"%s\"", (int)engine_pid, strerror(error));
+}
+
 void gpu_serve_engine(struct gpu_worker *worker, struct hvi_gpu_engine *said, int fd)
 {
     struct gpu_engine *engine = calloc(1, sizeof(*engine));
@@ -339,6 +364,7 @@ void gpu_serve_engine(struct gpu_worker *worker, struct hvi_gpu_engine *said, in
     engine->channel.map.fd = -1;
     end_dead(worker);
     DL_APPEND(worker->engines, engine);
+    follow_cores(worker, engine->pid);
     engine->is_waiting = true;
     open_waiting(worker);
 }

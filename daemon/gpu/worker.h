@@ -11,6 +11,7 @@
 #include "proto/gpu.h"
 #include "proto/packet.h"
 
+#include <sched.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -22,6 +23,8 @@ struct gpu_worker {
     sd_event *event;
     int link_fd; /* to hvdd; -1: it has gone */
     sd_event_source *link, *retry, *device_event;
+    cpu_set_t may;              /* processors that it was started with; none: it is never bound */
+    cpu_set_t cores;            /* that its threads were bound to */
     bool is_back;               /* this hvdd has not started it: it may be of another version */
     uint64_t retry_ns;          /* until it looks for a hvdd; it grows where none takes it back */
     struct hvi_gpu_start start; /* without .settings */

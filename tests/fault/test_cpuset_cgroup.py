@@ -11,6 +11,8 @@ import pytest
 
 from hvt import wait_until
 from hvt.daemon import Daemon
+from hvt.gpu import gpus
+from hvt.job import outcomes_of
 from hvt.rank import Rank, open_job
 
 pytestmark = pytest.mark.skipif(ledger.CONDITIONS["no-cpuset-cgroup"](), reason="no cpuset can be made here, or of one core only")
@@ -82,7 +84,20 @@ def test_an_engine_has_the_cores_of_all_its_ranks(daemon):
         open_job(ranks, "two")
         engine = daemon.engine_of("two")
         assert cores_of(engine) == {"0-1"}
-        assert len(os.listdir(f"/proc/{engine}/task")) == 3, "its main thread and as many workers as cores"
+        names = [path.read_text(encoding="ascii").strip() for path in pathlib.Path(f"/proc/{engine}/task").glob("*/comm")]
+        assert names.count("hvd-worker") == 2, "as many as cores"
+        daemon.close_ranks()
+
+
+@pytest.mark.skipif(ledger.CONDITIONS["service"](), reason="its users may not enter the folder of the fake driver")
+def test_a_worker_of_a_gpu_keeps_to_the_cores_of_its_engine():
+    """All its threads, the driver's too."""
+    with gpus("devices=1") as daemon, cpuset("0") as cgroup:
+        ranks = ranks_in(daemon, cgroup)
+        open_job(ranks, "gpu")
+        op = ranks[0].submit("allreduce", "x", dtype="int32", dims=[8], data=bytes(32), reduce_op="sum", memory="device", gpu=0)
+        assert outcomes_of([(ranks[0], op)])[0].ok
+        assert cores_of(daemon.worker()) == {"0"}
         daemon.close_ranks()
 
 
