@@ -18,7 +18,7 @@
 # booted      hvdd's units under a systemd that has booted; two machines in a mesh, upgraded from an older commit
 # containers  examples/container built and run without Docker, with hvdd outside and inside
 # service     tests/fault with hvdd as a user of its own and the trainers as another, whose engines are hvdd's user, and then theirs
-# fuzz        every fuzzer for ten minutes: an hour at the lowest priority, beside the other steps
+# fuzz        every fuzzer for ten minutes: 80 minutes at the lowest priority, beside the other steps
 # soak        half an hour of kills, kills on several nodes, thousands of lies, ten thousand simulated ranks; beside them half an hour of random programs with a seed from the clock
 #
 # A change of what a step covers comes with a run of that step: its report is committed as docs/measurements/DATE-nightly.md.
