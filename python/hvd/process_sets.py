@@ -166,6 +166,8 @@ def set_up(process_sets: Sequence[ProcessSet | Sequence[int]]) -> None:
     global_process_set.process_set_id = 0
     global_process_set.ranks = list(range(session.size))
     wanted = [given if isinstance(given, ProcessSet) else ProcessSet(given) for given in process_sets]
+    if wanted:  # A rank whose sets are refused leaves. All have come by then, so that their next init() meets them all.
+        _ops.run(lib.hvd_barrier_async, None, None, None)
     for at, process_set in enumerate(wanted):
         if process_set.ranks in [before.ranks for before in wanted[:at]] + [global_process_set.ranks]:
             raise ValueError(f"A process set was given twice: number {at} of process_sets, {process_set}")

@@ -68,6 +68,23 @@ def test_static_sets_that_differ_between_ranks_fail_init_on_all(ranks):
     ranks(2, check_sets_that_differ)
 
 
+def check_refused_sets():
+    import hvd
+    last = int(os.environ["HVD_RANK"]) == 2
+    if last:
+        time.sleep(2.5)  # more than an engine waits for ranks once all that came have left
+    with pytest.raises(ValueError, match="given twice"):
+        hvd.init(process_sets=[[0], [1, 2], range(3)])
+    if last:
+        time.sleep(0.2)
+    hvd.init(process_sets=[[0], [2, 1]])
+    assert hvd.allreduce([1.0], op=hvd.Sum) == [3.0]
+
+
+def test_ranks_meet_again_after_sets_that_init_has_refused(ranks):
+    ranks(3, check_refused_sets)
+
+
 def check_objects():
     import hvd
     hvd.init()

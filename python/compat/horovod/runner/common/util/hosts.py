@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts, slots, and which rank goes where. hvdrun itself starts ranks on this machine only."""
+"""Hosts, slots, and which rank goes where."""
 from __future__ import annotations
 
 import collections
