@@ -123,7 +123,19 @@ def _apply_3(owner: Any, optimizer: Any, apply: Callable[..., Any], grads: Any, 
                     lambda: getattr(optimizer, "inner_optimizer", optimizer)._iterations)
 
 
+class _Variables(list[Any]):
+    """A list that scripts for Keras 2, where `variables` was a method, may also call."""
+
+    def __call__(self) -> _Variables:
+        return self
+
+
 class _Keras3(_Common):
+    @property
+    def variables(self) -> list[Any]:
+        """As the optimizer's own; `variables()` gives the same."""
+        return _Variables(super().variables)  # type: ignore[misc]
+
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
         """As the optimizer's own, with reduced gradients."""
         _apply_3(self, self, functools.partial(self._hvd_base.apply, self), grads, trainable_variables)

@@ -383,6 +383,15 @@ def case_an_optimizer_keeps_its_state(keras, hvd):
         np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-5)
 
 
+def case_variables_may_be_called(keras, hvd):
+    """hvd.broadcast_variables(optimizer.variables(), 0) is what scripts for Keras 2 say."""
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05, momentum=0.9))
+    optimizer.build(make_variables(keras))
+    listed = optimizer.variables
+    assert len(listed) >= 1 + len(SHAPES)
+    assert [id(variable) for variable in optimizer.variables()] == [id(variable) for variable in listed]
+
+
 def case_configuration_goes_round(keras, hvd):
     def optimizer():
         return keras.optimizers.SGD(0.05, momentum=0.9, clipnorm=100.0)  # Adam steps as far on half the gradient
