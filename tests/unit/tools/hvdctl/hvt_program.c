@@ -18,6 +18,34 @@ int hvt_code;
 char hvt_out[32768], hvt_err[8192];
 const char *hvt_out_path, *hvt_in_path;
 
+#ifdef __SANITIZE_ADDRESS__
+/* libzmq loses messages that are on their way while a socket closes without linger, now and then. */
+#define LOSES_MESSAGES "leak:libzmq.so"
+
+__attribute__((visibility("default"))) const char *__lsan_default_suppressions(void);
+const char *__lsan_default_suppressions(void)
+{
+    return LOSES_MESSAGES;
+}
+
+/* Of hvdctl. */
+static void suppress_leaks(void)
+{
+    char options[128];
+    FILE *file = fopen(hvt_path("suppressions"), "we");
+    ck_assert_ptr_nonnull(file);
+    ck_assert_int_ge(fputs(LOSES_MESSAGES "\n", file), 0);
+    ck_assert_int_eq(fclose(file), 0);
+    snprintf(options, sizeof options, "suppressions=%s:print_suppressions=0",
+             hvt_path("suppressions"));
+    setenv("LSAN_OPTIONS", options, 1);
+}
+#else
+static void suppress_leaks(void)
+{
+}
+#endif
+
 void hvt_program_setup(void)
 {
     snprintf(hvt_root, sizeof hvt_root, "/tmp/hvt-ctl-XXXXXX");
@@ -26,6 +54,7 @@ void hvt_program_setup(void)
     setenv("XDG_RUNTIME_DIR", hvt_root, 1);
     setenv("LC_ALL", "C", 1);
     hvt_out_path = hvt_in_path = NULL;
+    suppress_leaks();
 }
 
 void hvt_program_teardown(void)
@@ -284,12 +313,3 @@ void hvt_run_played(const struct hvt_line *lines, size_t count, const char *word
     zmq_ctx_term(player.context);
     unlink(hvt_path("admin.sock"));
 }
-
-#ifdef __SANITIZE_ADDRESS__
-/* libzmq loses messages that are on their way while a socket closes without linger, now and then. */
-__attribute__((visibility("default"))) const char *__lsan_default_suppressions(void);
-const char *__lsan_default_suppressions(void)
-{
-    return "leak:libzmq.so";
-}
-#endif
