@@ -433,6 +433,7 @@ static int on_retry(sd_event_source *source, uint64_t usec, void *user)
     }
     engine->sessions.alone = false;
     forget_untold(engine);
+    engine_device_ask_again(&engine->device);
     engine_rendezvous_tell(engine);
     HVI_LOG(HVI_LOG_DEBUG, "link", "hvdd-back", "introduced itself to hvdd", "job=%s",
             engine->start.job);

@@ -133,6 +133,8 @@ int engine_device_open(struct engine_device *device);
 void engine_device_close(struct engine_device *device);
 /* hvdd's answer, or word of a worker that is gone. `fd` (-1: none) becomes the room's. */
 void engine_device_told(struct engine_device *device, const struct hvi_gpu_worker *told, int fd);
+/* The hvdd that was asked has gone, and another one is there: it is asked for the workers that have not come. */
+void engine_device_ask_again(struct engine_device *device);
 /* This worker does not move, or lies: hvdd is asked to end it, and it is lost when hvdd has seen its end, 5 s later at most. */
 void engine_device_end(struct engine_device *device, uint32_t worker, const char *reason);
 /* "GPU-… (NVIDIA H200, pid 4711)" */

@@ -666,6 +666,15 @@ static int ask_for(struct engine_device_worker *worker, char *text_p, size_t tex
     return HVI_OK;
 }
 
+void engine_device_ask_again(struct engine_device *device)
+{
+    for (uint32_t i = 0; i < device->count; i++) {
+        struct engine_device_worker *worker = &device->workers[i];
+        if (worker->state == ENGINE_DEVICE_WANTED) /* else its time ends */
+            (void)device->calls->want(device->user, worker->request, worker->uuid);
+    }
+}
+
 int engine_device_worker_for(struct engine_device *device, const unsigned char uuid[HVI_UUID_BYTES],
                              struct engine_device_worker **worker_p, char *text_p, size_t text_size)
 {

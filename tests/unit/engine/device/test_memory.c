@@ -60,6 +60,22 @@ START_TEST(a_node_without_workers_says_so_and_offers_nothing)
 }
 END_TEST
 
+/* hvdd has died meanwhile, and with it the question. */
+START_TEST(the_next_hvdd_is_asked_for_a_worker_that_has_not_come)
+{
+    struct hvi_packet_msg asked;
+
+    hvt_gpus_init(&gpus, 1);
+    hvt_rank_send_memory(&gpus, 0, 0, HVT_GPU_REGION);
+    ck_assert(hvt_node_expect(&gpus.node, HVI_PACKET_GPU_WANTED, &asked));
+    hvi_packet_msg_free(&asked);
+    engine_device_ask_again(&gpus.bench.engine->device);
+    hvt_gpu_answer(&gpus, 0, HVI_ERR_LIMIT, "too many workers (gpu-workers)");
+    ck_assert_int_eq(hvt_rank_ack(&gpus, 0).status, HVI_ERR_LIMIT);
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
 START_TEST(a_worker_that_does_not_come_in_time_is_refused_and_so_is_what_waits_for_it)
 {
     struct hvi_ack ack;
@@ -629,6 +645,7 @@ int main(void)
     tcase_set_timeout(tcase, 60);
     tcase_add_test(tcase, where_hvdd_starts_no_worker_memory_is_refused_with_its_sentence);
     tcase_add_test(tcase, a_node_without_workers_says_so_and_offers_nothing);
+    tcase_add_test(tcase, the_next_hvdd_is_asked_for_a_worker_that_has_not_come);
     tcase_add_test(tcase,
                    a_worker_that_does_not_come_in_time_is_refused_and_so_is_what_waits_for_it);
     tcase_add_test(tcase,
