@@ -40,6 +40,10 @@ struct hvi_gpu_engine {
 struct hvi_gpu_stop {
     char reason[HVI_TEXT_MAX + 1];
 };
+struct hvi_gpu_job {
+    char job[HVI_JOB_ID_MAX + 1];
+    uint64_t instance;
+};
 enum hvi_gpu_state_number { HVI_GPU_UP = 1, HVI_GPU_FAILED = 2, HVI_GPU_STARTING = 3 };
 struct hvi_gpu_state {
     uint32_t state; /* enum hvi_gpu_state_number */
@@ -125,8 +129,9 @@ enum hvi_gpu_kind {
     HVI_GPU_COMM_ID,
     HVI_GPU_COMM_JOIN,
     HVI_GPU_COMM_DROP,
+    HVI_GPU_JOB,
 };
-#define HVI_GPU_KIND_END (HVI_GPU_COMM_DROP + 1)
+#define HVI_GPU_KIND_END (HVI_GPU_JOB + 1)
 
 struct hvi_gpu_msg {
     enum hvi_gpu_kind kind;
@@ -146,6 +151,7 @@ struct hvi_gpu_msg {
         struct hvi_gpu_comm_id comm_id;
         struct hvi_gpu_comm_join comm_join;
         struct hvi_gpu_comm_drop comm_drop;
+        struct hvi_gpu_job job;
     };
 };
 

@@ -130,6 +130,12 @@ static const struct wire_field comm_drop_fields[] = {
 };
 static const struct wire_table comm_drop = TABLE(gpu_comm_drop, comm_drop_fields, 0);
 
+static const struct wire_field job_fields[] = {
+    TEXT(1, hvi_gpu_job, job, JOB),
+    U64(2, hvi_gpu_job, instance),
+};
+static const struct wire_table job = TABLE(gpu_job, job_fields, 0);
+
 static const struct wire_body bodies[HVI_GPU_KIND_END] = {
     [HVI_GPU_START] = {"start", &start},
     [HVI_GPU_BEAT] = {"beat", &beat},
@@ -146,6 +152,7 @@ static const struct wire_body bodies[HVI_GPU_KIND_END] = {
     [HVI_GPU_COMM_ID] = {"comm_id", &comm_id},
     [HVI_GPU_COMM_JOIN] = {"comm_join", &comm_join},
     [HVI_GPU_COMM_DROP] = {"comm_drop", &comm_drop},
+    [HVI_GPU_JOB] = {"job", &job},
 };
 
 static const struct wire_body *body_of(unsigned kind)

@@ -67,22 +67,6 @@ void gpu_comms_open(struct gpu_comms *comms)
     (void)open_library(comms, text, sizeof(text)); /* .why stays */
 }
 
-int gpu_comms_id(struct gpu_comms *comms, unsigned char id_p[HVI_NCCL_ID_BYTES], char *text_p,
-                 size_t text_size)
-{
-    struct gpu_nccl_id id;
-
-    gpu_calls_begin(comms->calls, "ncclGetUniqueId", comms->join_ns);
-    const int result = comms->nccl.unique_id(&id);
-    gpu_calls_end(comms->calls);
-    if (result == GPU_NCCL_OK) {
-        memcpy(id_p, id.bytes, sizeof(id.bytes));
-        return HVI_OK;
-    }
-    describe(comms, NULL, result, text_p, text_size);
-    return HVI_ERR_UNSUPPORTED;
-}
-
 /* ---- names ---- */
 
 static struct gpu_comm_name *find_name(const struct gpu_comms *comms, const void *owner,
@@ -196,6 +180,25 @@ int gpu_comms_can(struct gpu_comms *comms, const struct gpu_join *join, char *te
         return open_library(comms, text_p, text_size);
     snprintf(text_p, text_size, "the worker has %u communicators already", GPU_COMMS_MAX);
     return HVI_ERR_LIMIT;
+}
+
+int gpu_comms_id(struct gpu_comms *comms, const struct gpu_join *join,
+                 unsigned char id_p[HVI_NCCL_ID_BYTES], char *text_p, size_t text_size)
+{
+    struct gpu_nccl_id id = {.bytes = "no worker joins by this"};
+    int result = GPU_NCCL_OK;
+
+    if (find_same(comms, join) == NULL) {
+        gpu_calls_begin(comms->calls, "ncclGetUniqueId", comms->join_ns);
+        result = comms->nccl.unique_id(&id);
+        gpu_calls_end(comms->calls);
+    }
+    if (result == GPU_NCCL_OK) {
+        memcpy(id_p, id.bytes, sizeof(id.bytes));
+        return HVI_OK;
+    }
+    describe(comms, NULL, result, text_p, text_size);
+    return HVI_ERR_UNSUPPORTED;
 }
 
 int gpu_comms_join(struct gpu_comms *comms, const struct gpu_join *join, char *text_p,

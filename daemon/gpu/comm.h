@@ -61,9 +61,10 @@ void gpu_comms_open(struct gpu_comms *comms);
  * come to. HVI_OK, or an error with a sentence. */
 int gpu_comms_can(struct gpu_comms *comms, const struct gpu_join *join, char *text_p,
                   size_t text_size);
-/* Once it can. HVI_OK, or an error with a sentence. */
-int gpu_comms_id(struct gpu_comms *comms, unsigned char id_p[HVI_NCCL_ID_BYTES], char *text_p,
-                 size_t text_size);
+/* Once it can. Of one that is there already any bytes: with an id of NCCL's comes a thread that waits for those who join. HVI_OK, or
+ * an error with a sentence. */
+int gpu_comms_id(struct gpu_comms *comms, const struct gpu_join *join,
+                 unsigned char id_p[HVI_NCCL_ID_BYTES], char *text_p, size_t text_size);
 /* Blocks until all have joined. HVI_OK, or an error with a sentence. */
 int gpu_comms_join(struct gpu_comms *comms, const struct gpu_join *join, char *text_p,
                    size_t text_size);

@@ -102,8 +102,9 @@ static int on_tick(sd_event_source *source, uint64_t usec, void *user)
 
     (void)source, (void)usec;
     look_at_calls(worker, now_ns);
-    bool is_hurried = look_at_engines(worker, now_ns) || worker->is_ending;
+    bool is_hurried = look_at_engines(worker, now_ns) || worker->is_ending || worker->pass.is_due;
     look_at_end(worker, now_ns);
+    gpu_pass_look(worker);
     arm(worker, is_hurried ? POISON_NS : tick_of(worker));
     return 0;
 }

@@ -779,6 +779,17 @@ void gpu_import_where(const struct gpu_imports *imports, const void *owner, uint
     *bytes_p = import->bytes;
 }
 
+void gpu_imports_drop(struct gpu_imports *imports)
+{
+    struct gpu_import *import, *after;
+
+    DL_FOREACH_SAFE(imports->imports, import, after)
+    {
+        if (import->state == OPEN && import->holders == NULL)
+            begin_close(imports, import);
+    }
+}
+
 /* ---- pins ---- */
 
 int gpu_import_pin(struct gpu_imports *imports, struct gpu_pin *pin)
@@ -830,15 +841,9 @@ int gpu_imports_open(struct gpu_imports *imports, sd_event *event, const struct 
 
 void gpu_imports_close(struct gpu_imports *imports)
 {
-    struct gpu_import *import, *after;
-
     if (imports->cuda == NULL)
         return;
-    DL_FOREACH_SAFE(imports->imports, import, after)
-    {
-        if (import->state == OPEN && import->holders == NULL)
-            begin_close(imports, import);
-    }
+    gpu_imports_drop(imports);
     pthread_mutex_lock(&imports->lock);
     imports->stop = imports->closes_here = true; /* no stream has anything any more */
     pthread_cond_signal(&imports->more);

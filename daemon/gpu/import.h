@@ -99,6 +99,8 @@ void gpu_import_where(const struct gpu_imports *imports, const void *owner, uint
                       hvi_cu_ptr *base_p, uint64_t *bytes_p);
 /* The owner's socket has ended: it gets no answers any more. */
 void gpu_import_owner_gone(struct gpu_imports *imports, const void *owner);
+/* Closes all that no owner has, though its exporter lives: .count tells what is left. */
+void gpu_imports_drop(struct gpu_imports *imports);
 
 /* Registers .base and .bytes; .done follows, with .status. The caller keeps the pin until gpu_import_unpin is done with it, or
  * .status is an error. HVI_OK or HVI_ERR_NO_MEMORY. */

@@ -562,8 +562,8 @@ static bool follow(struct gpu_launch *launch, struct gpu_order *order)
         order->status =
             gpu_comms_can(&launch->comms, &order->join, order->text, sizeof(order->text));
         if (order->status == HVI_OK && !order->check)
-            order->status =
-                gpu_comms_id(&launch->comms, order->join.id, order->text, sizeof(order->text));
+            order->status = gpu_comms_id(&launch->comms, &order->join, order->join.id, order->text,
+                                         sizeof(order->text));
         return true;
     case GPU_ORDER_JOIN:
         order->status =
@@ -571,6 +571,10 @@ static bool follow(struct gpu_launch *launch, struct gpu_order *order)
         return true;
     case GPU_ORDER_DROP:
         (void)gpu_comms_drop(&launch->comms, order->source, order->join.number, order->abort);
+        return true;
+    case GPU_ORDER_CLEAR:
+        HVI_ASSERT(launch->sources == NULL && launch->flying == 0);
+        order->status = gpu_streams_clear(&launch->streams) ? HVI_OK : HVI_ERR_UNSUPPORTED;
         return true;
     default:
         HVI_ASSERT(order->kind == GPU_ORDER_STOP);

@@ -26,6 +26,7 @@ enum gpu_order_kind {
     GPU_ORDER_ID,     /* .join.id comes back; with .check nothing but .status */
     GPU_ORDER_JOIN,   /* .join */
     GPU_ORDER_DROP,   /* .join.number, .abort */
+    GPU_ORDER_CLEAR,  /* no source is open: zeros to the memory of the streams; .status */
     GPU_ORDER_STOP,   /* back when all batches are over; the thread ends */
     GPU_ORDER_FAILED, /* the launch thread's: .text says why this process has to end */
 };

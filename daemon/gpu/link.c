@@ -94,6 +94,7 @@ static void hang_up(struct gpu_worker *worker)
     worker->link = sd_event_source_disable_unref(worker->link);
     close(worker->link_fd);
     worker->link_fd = -1;
+    gpu_pass_forget(worker);
     if (worker->engines == NULL)
         gpu_guard_end(worker, 0);
 }
@@ -174,6 +175,8 @@ static void read_message(struct gpu_worker *worker)
     } else if (msg.kind == HVI_GPU_ENGINE) {
         gpu_serve_engine(worker, &msg.engine, fd);
         fd = -1;
+    } else if (msg.kind == HVI_GPU_JOB && worker->up) {
+        gpu_pass_begin(worker, &msg.job);
     } else if (msg.kind == HVI_GPU_STOP) {
         HVI_LOG(HVI_LOG_INFO, "link", "stop", "hvdd ends this worker", "reason=\"%s\"",
                 msg.stop.reason);

@@ -347,7 +347,7 @@ void gpu_serve_engine(struct gpu_worker *worker, struct hvi_gpu_engine *said, in
 {
     struct gpu_engine *engine = calloc(1, sizeof(*engine));
 
-    if (engine == NULL || worker->is_ending || !worker->up) {
+    if (engine == NULL || worker->is_ending || worker->pass.is_due || !worker->up) {
         free(engine);
         close(fd);
         return;

@@ -25,6 +25,7 @@ _Static_assert(GPU_STREAMS * sizeof(struct gpu_words) <= WORDS_BYTES, "one page"
 #define LOOKS_MAX    4u   /* blocks that look at a word of the host's themselves */
 #define SEEN_BYTES   256u /* of a stream */
 #define MS_MAX       1e9f /* that a batch may have taken: eleven days */
+#define OWN_BYTES    (GPU_STREAM_STAGING + GPU_STREAM_SCRATCH + GPU_STREAMS * SEEN_BYTES)
 #define LOAD_CALLS                                                                                 \
     4u /* loading kernels may take as long as so many calls: the driver may compile them */
 
@@ -216,8 +217,7 @@ static bool make_words(struct gpu_streams *streams)
 static bool make_staging(struct gpu_streams *streams)
 {
     struct gpu_calls *calls = streams->calls;
-    const size_t used = GPU_STREAM_STAGING + GPU_STREAM_SCRATCH;
-    const size_t bytes = used + GPU_STREAMS * SEEN_BYTES;
+    const size_t used = GPU_STREAM_STAGING + GPU_STREAM_SCRATCH, bytes = OWN_BYTES;
     size_t free_bytes = 0, total = 0;
     char text[100];
 
@@ -291,6 +291,16 @@ void gpu_streams_close(struct gpu_streams *streams)
     (void)GPU_CALL(calls, "cuMemHostUnregister", calls->cuda->host_unregister(streams->words));
     munmap(streams->words, WORDS_BYTES);
     streams->words = NULL;
+}
+
+bool gpu_streams_clear(struct gpu_streams *streams)
+{
+    const struct hvi_cuda *cuda = streams->calls->cuda;
+    hvi_cu_stream stream = streams->streams[0].handle;
+
+    return GPU_CALL(streams->calls, "cuMemsetD8Async",
+                    cuda->memset8(streams->staging, 0, OWN_BYTES, stream)) &&
+           GPU_CALL(streams->calls, "cuStreamSynchronize", cuda->stream_synchronize(stream));
 }
 
 /* ---- waits and writes ---- */

@@ -67,6 +67,9 @@ bool gpu_streams_open(struct gpu_streams *streams, const char *file);
 void gpu_streams_close(struct gpu_streams *streams);
 
 /* False of these: .calls->failed. */
+
+/* Nothing is in a stream: zeros to all memory of .staging, and what is behind it. Waits for that. */
+bool gpu_streams_clear(struct gpu_streams *streams);
 bool gpu_streams_wait(struct gpu_streams *streams, struct gpu_stream *stream,
                       const struct gpu_batch *batch);
 bool gpu_streams_launch(struct gpu_streams *streams, struct gpu_stream *stream,

@@ -19,6 +19,13 @@
 
 struct gpu_engine; /* engine.h */
 
+/* It is to serve another job. */
+struct gpu_pass {
+    bool is_due, is_clearing;
+    struct hvi_gpu_job said;
+    struct gpu_order clear;
+};
+
 struct gpu_worker {
     sd_event *event;
     int link_fd; /* to hvdd; -1: it has gone */
@@ -37,6 +44,7 @@ struct gpu_worker {
     bool is_ending; /* the event loop ends when all that has to is over */
     int exit_code;
     uint64_t end_ns;
+    struct gpu_pass pass;
     struct hvi_gpu_row said;  /* to hvdd, at last */
     uint64_t excused_ns;      /* when the call for memory last had a batch to wait for */
     struct hvi_packet packet; /* scratch for one message in, one out */
@@ -53,6 +61,15 @@ void gpu_link_close(struct gpu_worker *worker);
 void gpu_link_send(struct gpu_worker *worker, const struct hvi_gpu_msg *msg);
 /* GpuState with this text, and the numbers of the device once it is there. */
 void gpu_link_state(struct gpu_worker *worker, enum hvi_gpu_state_number state, const char *text);
+
+/* ---- pass.c: the next job ---- */
+
+/* GpuJob of hvdd, which is answered when nothing of the job before is left. */
+void gpu_pass_begin(struct gpu_worker *worker, const struct hvi_gpu_job *said);
+/* Goes on with it, if it is due. */
+void gpu_pass_look(struct gpu_worker *worker);
+/* The hvdd that has said so has gone. */
+void gpu_pass_forget(struct gpu_worker *worker);
 
 /* ---- serve.c: the sockets to engines ---- */
 

@@ -3,6 +3,7 @@
  * one GPU, through all generations: its key is (uid, job, UUID).
  *
  *   gpu.c ── a worker is missing ──► gpu_start.c ── process, link ──► gpu_watch.c ── up, silent, gone ──► gpu_worker.c
+ *     └───── another job's is idle ► gpu_pass.c
  *     └───── it comes back ────────► gpu_return.c
  *     └───── an engine wants it ───► gpu_engines.c ── socket between engine and worker
  *     └───── a session's page ─────► gpu_fences.c
@@ -66,13 +67,10 @@ static bool find_place(const struct node_gpu *gpu, const uid_t *uid, int64_t lim
     return false;
 }
 
-/* Why no further worker may be started; HVI_OK: nothing stands against it. */
-static int check_start(const struct node_gpu *gpu, const struct node_gpu_asker *asker, char *text_p,
-                       size_t text_size)
+/* Why no worker is had; HVI_OK: nothing stands against it. */
+static int check_open(const struct node_gpu *gpu, char *text_p, size_t text_size)
 {
-    const struct node_config *config = gpu->config;
-
-    if (config->gpu == 0) {
+    if (gpu->config->gpu == 0) {
         snprintf(text_p, text_size, "hvdd starts no workers for GPUs (gpu = no)");
         return HVI_ERR_UNSUPPORTED;
     }
@@ -80,6 +78,15 @@ static int check_start(const struct node_gpu *gpu, const struct node_gpu_asker *
         snprintf(text_p, text_size, "hvdd is shutting down and starts no workers");
         return HVI_ERR_DRAINING;
     }
+    return HVI_OK;
+}
+
+/* Why no further worker may be started; HVI_OK: nothing stands against it. */
+static int check_start(const struct node_gpu *gpu, const struct node_gpu_asker *asker, char *text_p,
+                       size_t text_size)
+{
+    const struct node_config *config = gpu->config;
+
     if (!find_place(gpu, &asker->uid, config->gpu_workers_per_user)) {
         snprintf(text_p, text_size,
                  "user %u has %u workers for GPUs already (gpu-workers-per-user)",
@@ -94,15 +101,21 @@ static int check_start(const struct node_gpu *gpu, const struct node_gpu_asker *
     return HVI_OK;
 }
 
-/* A new worker; NULL: the asker has its answer. */
+/* A worker for the asker's job, a new one or, where it `may_pass`, one that was another job's; NULL: the asker has its answer. */
 static struct node_worker *make(struct node_gpu *gpu, const struct node_gpu_asker *asker,
-                                const struct hvi_gpu_wanted *wanted)
+                                const struct hvi_gpu_wanted *wanted, bool may_pass)
 {
     const char *path = gpu->config->gpu_socket[0] != '\0' ? gpu->config->gpu_socket : gpu->path;
-    struct node_worker *worker;
+    struct node_worker *worker = NULL;
     char text[HVI_WIRE_PATH * 2 + 200];
-    int status = check_start(gpu, asker, text, sizeof(text));
+    int status = check_open(gpu, text, sizeof(text));
 
+    if (status == HVI_OK && may_pass)
+        worker = node_pass_begin(gpu, asker, wanted);
+    if (worker != NULL)
+        return worker;
+    if (status == HVI_OK)
+        status = check_start(gpu, asker, text, sizeof(text));
     if (status != HVI_OK) {
         node_want_refuse(gpu, asker, wanted, status, text);
         return NULL;
@@ -119,14 +132,14 @@ static struct node_worker *make(struct node_gpu *gpu, const struct node_gpu_aske
     return NULL;
 }
 
-void node_gpu_want(struct node_gpu *gpu, const struct node_gpu_asker *asker,
-                   const struct hvi_gpu_wanted *wanted)
+static void want_worker(struct node_gpu *gpu, const struct node_gpu_asker *asker,
+                        const struct hvi_gpu_wanted *wanted, bool may_pass)
 {
     struct node_worker *worker = node_worker_find(gpu, asker, wanted->uuid);
     struct node_want *want, *older;
 
     if (worker == NULL)
-        worker = make(gpu, asker, wanted);
+        worker = make(gpu, asker, wanted, may_pass);
     if (worker == NULL)
         return;
     DL_SEARCH_SCALAR(worker->wants, older, engine, asker->engine);
@@ -147,6 +160,18 @@ void node_gpu_want(struct node_gpu *gpu, const struct node_gpu_asker *asker,
     if (worker->state == NODE_WORKER_UP)
         node_want_link(worker, want);
     node_want_check_idle(worker);
+}
+
+void node_gpu_want(struct node_gpu *gpu, const struct node_gpu_asker *asker,
+                   const struct hvi_gpu_wanted *wanted)
+{
+    want_worker(gpu, asker, wanted, true);
+}
+
+void node_gpu_want_new(struct node_gpu *gpu, const struct node_gpu_asker *asker,
+                       const struct hvi_gpu_wanted *wanted)
+{
+    want_worker(gpu, asker, wanted, false);
 }
 
 void node_gpu_end(struct node_gpu *gpu, const struct node_gpu_asker *asker,
@@ -209,11 +234,11 @@ void node_gpu_stop_all(struct node_gpu *gpu, const char *reason)
 
 void node_gpu_stop_idle(struct node_gpu *gpu, const char *reason)
 {
-    struct node_worker *worker;
+    struct node_worker *worker, *after;
 
-    DL_FOREACH(gpu->workers, worker)
+    DL_FOREACH_SAFE(gpu->workers, worker, after)
     {
-        if (worker->state == NODE_WORKER_IDLE)
+        if (worker->state == NODE_WORKER_IDLE || worker->state == NODE_WORKER_PASSING)
             node_worker_stop(worker, reason);
     }
 }

@@ -15,12 +15,16 @@
 
 /*      GpuState{up}        no engine           gpu-idle
  * starting ──────► up ◄────────────────► idle ───────────► ending ──► gone        one that comes back is up
- *    │              │                        │                 ▲
- *    └──gpu-start───┴── gpu-silence, GpuEnd, hvdd stops ───────┘        gone from each: its process has ended */
+ *    │              │                     │ ▲                 ▲
+ *    │              ▲      another job's engine wants it      │
+ *    │              │                     ▼ │ no engine       │
+ *    │              └─────GpuJob──────── passing ──2 s────────┤
+ *    └──gpu-start───┴── gpu-silence, GpuEnd, hvdd stops ──────┘         gone from each: its process has ended */
 enum node_worker_state {
     NODE_WORKER_STARTING,
     NODE_WORKER_UP,
     NODE_WORKER_IDLE,
+    NODE_WORKER_PASSING,
     NODE_WORKER_ENDING,
     NODE_WORKER_GONE,
     NODE_WORKER_STATES

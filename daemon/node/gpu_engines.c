@@ -2,6 +2,7 @@
  * Engines that have a worker, or wait for it: each gets a socket of its own to the worker, and hears of its end. */
 #include "daemon/node/gpu_room.h"
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/status.h"
 
@@ -123,12 +124,21 @@ static int on_idle(sd_event_source *source, uint64_t usec, void *user)
     return 0;
 }
 
+void node_want_go_idle(struct node_worker *worker, const char *cause)
+{
+    const uint64_t now_ns = hvi_clock_ns();
+
+    node_worker_set_state(worker, NODE_WORKER_IDLE, cause);
+    if (!node_worker_arm(worker, worker->idle_end_ns > now_ns ? worker->idle_end_ns - now_ns : 0,
+                         on_idle))
+        node_worker_stop(worker, "no memory for a timer");
+}
+
 void node_want_check_idle(struct node_worker *worker)
 {
     if (worker->state == NODE_WORKER_UP && worker->wants == NULL) {
-        node_worker_set_state(worker, NODE_WORKER_IDLE, "no engine has it any more");
-        if (!node_worker_arm(worker, (uint64_t)worker->gpu->config->gpu_idle, on_idle))
-            node_worker_stop(worker, "no memory for a timer");
+        worker->idle_end_ns = hvi_clock_ns() + (uint64_t)worker->gpu->config->gpu_idle;
+        node_want_go_idle(worker, "no engine has it any more");
     } else if (worker->state == NODE_WORKER_IDLE && worker->wants != NULL) {
         worker->timer = sd_event_source_disable_unref(worker->timer);
         node_worker_set_state(worker, NODE_WORKER_UP, "an engine wants it");

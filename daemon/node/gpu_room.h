@@ -29,7 +29,9 @@ struct node_worker {
     pid_t pid;          /* 0: started by its unit, and has not said who it is */
     int pidfd, link_fd; /* pidfd -1: likewise */
     bool child;
-    sd_event_source *exit, *io, *timer; /* timer: gpu-start, gpu-idle, or the grace */
+    sd_event_source *exit, *io, *timer; /* timer: gpu-start, gpu-idle, of the pass, or the grace */
+    uint64_t idle_end_ns;               /* it ends then, if no engine has had it */
+    uint64_t before;                    /* passing: its number in the job before */
     uint64_t beat;
     bool asked; /* the last beat has no answer yet */
     uint64_t silent_ns;
@@ -38,6 +40,8 @@ struct node_worker {
     bool failed;                    /* it has said .why itself */
     bool had_gpu;                   /* it was up */
     struct hvi_gpu_row row;
+    struct hvi_gpu_start
+        *start; /* what it was told; NULL: by another hvdd, or there was no memory */
     struct node_want *wants;
 };
 
@@ -46,6 +50,20 @@ struct node_worker {
 /* Of the asker's job and user; NULL: there is none. */
 struct node_worker *node_worker_find(const struct node_gpu *gpu, const struct node_gpu_asker *asker,
                                      const unsigned char uuid[HVI_UUID_BYTES]);
+
+/* node_gpu_want of an asker whose worker has failed while it passed: none that is idle passes in its place. */
+void node_gpu_want_new(struct node_gpu *gpu, const struct node_gpu_asker *asker,
+                       const struct hvi_gpu_wanted *wanted);
+
+/* ---- gpu_pass.c ---- */
+
+/* An idle worker that begins to pass to the asker's job; NULL: there is none that may. */
+struct node_worker *node_pass_begin(struct node_gpu *gpu, const struct node_gpu_asker *asker,
+                                    const struct hvi_gpu_wanted *wanted);
+/* GpuJob of a worker. False: it was not asked. */
+bool node_pass_end(struct node_worker *worker, const struct hvi_gpu_job *said);
+/* It cannot: its engines get another one. */
+void node_pass_fail(struct node_worker *worker);
 
 /* ---- gpu_worker.c ---- */
 
@@ -74,6 +92,10 @@ struct node_worker *node_worker_new(struct node_gpu *gpu, const struct node_gpu_
                                     const struct hvi_gpu_wanted *wanted);
 /* 0, or a negative errno, and then it has no process. */
 int node_worker_start(struct node_worker *worker, const struct hvi_gpu_wanted *wanted);
+/* A number of a worker. False: there is none. */
+bool node_worker_number(uint64_t *instance_p);
+/* Whether a new worker would be told the same, but for its job. */
+bool node_worker_suits(const struct node_worker *worker, const struct hvi_gpu_wanted *wanted);
 
 /* ---- gpu_watch.c ---- */
 
@@ -100,6 +122,8 @@ void node_want_link(struct node_worker *worker, struct node_want *want);
 void node_want_link_all(struct node_worker *worker);
 /* Each engine hears once: as the answer to its question, or unasked. */
 void node_want_tell_end(struct node_worker *worker, const char *text);
+/* It is idle until .idle_end_ns. */
+void node_want_go_idle(struct node_worker *worker, const char *cause);
 /* Whether an engine has it has changed. */
 void node_want_check_idle(struct node_worker *worker);
 

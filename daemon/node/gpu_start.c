@@ -34,26 +34,78 @@ static int on_late(sd_event_source *source, uint64_t usec, void *user)
     return 0;
 }
 
+static void fill_start(const struct node_worker *worker, const struct hvi_gpu_wanted *wanted,
+                       struct hvi_gpu_start *start_p)
+{
+    const struct node_config *config = worker->gpu->config;
+
+    *start_p = (struct hvi_gpu_start){.protocol_version = HVI_PROTOCOL_VERSION,
+                                      .uid = worker->uid,
+                                      .instance = worker->instance,
+                                      .log_level = (int32_t)hvi_log_level(),
+                                      .comm_ns = (uint64_t)config->gpu_comm_timeout,
+                                      .import_bytes_max = (uint64_t)config->gpu_import_limit};
+    snprintf(start_p->job, sizeof(start_p->job), "%s", worker->job);
+    memcpy(start_p->uuid, worker->uuid, sizeof(start_p->uuid));
+    snprintf(start_p->attach_path, sizeof(start_p->attach_path), "%s", worker->gpu->attach_path);
+    snprintf(start_p->kernels, sizeof(start_p->kernels), "%s", config->gpu_kernels);
+    snprintf(start_p->library_path, sizeof(start_p->library_path), "%s", config->gpu_library_path);
+    start_p->settings = wanted->settings; /* only read */
+    start_p->setting_count = wanted->setting_count;
+}
+
+/* Without memory for that the worker is of use for its job alone. */
+static void remember(struct node_worker *worker, const struct hvi_gpu_start *start)
+{
+    const size_t count = start->setting_count;
+    struct hvi_setting *settings = calloc(count + 1, sizeof(*settings));
+
+    worker->start = settings == NULL ? NULL : malloc(sizeof(*start));
+    if (worker->start == NULL) {
+        free(settings);
+        return;
+    }
+    *worker->start = *start;
+    worker->start->settings = settings;
+    for (size_t i = 0; i < count; i++)
+        settings[i] = start->settings[i];
+}
+
 static int send_start(struct node_worker *worker, const struct hvi_gpu_wanted *wanted)
 {
     struct hvi_gpu_msg msg = {.kind = HVI_GPU_START};
-    struct hvi_gpu_start *start = &msg.start;
-    const struct node_config *config = worker->gpu->config;
 
-    start->protocol_version = HVI_PROTOCOL_VERSION;
-    snprintf(start->job, sizeof(start->job), "%s", worker->job);
-    start->uid = worker->uid;
-    memcpy(start->uuid, worker->uuid, sizeof(start->uuid));
-    start->instance = worker->instance;
-    snprintf(start->attach_path, sizeof(start->attach_path), "%s", worker->gpu->attach_path);
-    start->log_level = (int32_t)hvi_log_level();
-    snprintf(start->kernels, sizeof(start->kernels), "%s", config->gpu_kernels);
-    snprintf(start->library_path, sizeof(start->library_path), "%s", config->gpu_library_path);
-    start->comm_ns = (uint64_t)config->gpu_comm_timeout;
-    start->import_bytes_max = (uint64_t)config->gpu_import_limit;
-    start->settings = wanted->settings; /* only read */
-    start->setting_count = wanted->setting_count;
+    fill_start(worker, wanted, &msg.start);
+    remember(worker, &msg.start);
     return node_worker_send(worker, &msg, NULL, 0);
+}
+
+static bool same_settings(const struct hvi_gpu_start *one, const struct hvi_gpu_start *other)
+{
+    bool same = one->setting_count == other->setting_count;
+
+    for (size_t i = 0; same && i < one->setting_count; i++)
+        same = strcmp(one->settings[i].name, other->settings[i].name) == 0 &&
+               strcmp(one->settings[i].value, other->settings[i].value) == 0;
+    return same;
+}
+
+bool node_worker_suits(const struct node_worker *worker, const struct hvi_gpu_wanted *wanted)
+{
+    const struct hvi_gpu_start *told = worker->start;
+    struct hvi_gpu_start start;
+
+    if (told == NULL)
+        return false;
+    fill_start(worker, wanted, &start);
+    return strcmp(told->kernels, start.kernels) == 0 &&
+           strcmp(told->library_path, start.library_path) == 0 && told->comm_ns == start.comm_ns &&
+           told->import_bytes_max == start.import_bytes_max && same_settings(told, &start);
+}
+
+bool node_worker_number(uint64_t *instance_p)
+{
+    return getrandom(instance_p, sizeof(*instance_p), 0) == (ssize_t)sizeof(*instance_p);
 }
 
 /* These return 0 or a negative errno. */
@@ -95,10 +147,7 @@ static int start_process(struct node_worker *worker)
 int node_worker_start(struct node_worker *worker, const struct hvi_gpu_wanted *wanted)
 {
     struct node_gpu *gpu = worker->gpu;
-    int r = getrandom(&worker->instance, sizeof(worker->instance), 0) ==
-                    (ssize_t)sizeof(worker->instance)
-                ? 0
-                : -EIO;
+    int r = node_worker_number(&worker->instance) ? 0 : -EIO;
 
     if (r == 0)
         r = node_worker_start_beats(gpu);

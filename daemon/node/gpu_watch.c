@@ -78,6 +78,8 @@ static bool handle(struct node_worker *worker, const struct hvi_packet *packet)
         worker->asked = worker->asked && msg.beat.number != worker->beat;
     else if (msg.kind == HVI_GPU_STATE)
         handle_state(worker, &msg.state);
+    else if (msg.kind == HVI_GPU_JOB)
+        good = node_pass_end(worker, &msg.job);
     else
         good = false;
     hvi_gpu_msg_free(&msg);

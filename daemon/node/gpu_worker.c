@@ -41,8 +41,10 @@ bool node_worker_edge(enum node_worker_state from, enum node_worker_state to)
             1u << NODE_WORKER_UP | 1u << NODE_WORKER_ENDING | 1u << NODE_WORKER_GONE,
         [NODE_WORKER_UP] =
             1u << NODE_WORKER_IDLE | 1u << NODE_WORKER_ENDING | 1u << NODE_WORKER_GONE,
-        [NODE_WORKER_IDLE] =
-            1u << NODE_WORKER_UP | 1u << NODE_WORKER_ENDING | 1u << NODE_WORKER_GONE,
+        [NODE_WORKER_IDLE] = 1u << NODE_WORKER_UP | 1u << NODE_WORKER_PASSING |
+                             1u << NODE_WORKER_ENDING | 1u << NODE_WORKER_GONE,
+        [NODE_WORKER_PASSING] = 1u << NODE_WORKER_UP | 1u << NODE_WORKER_IDLE |
+                                1u << NODE_WORKER_ENDING | 1u << NODE_WORKER_GONE,
         [NODE_WORKER_ENDING] = 1u << NODE_WORKER_GONE,
     };
     return (next[from] >> to & 1u) != 0;
@@ -50,7 +52,7 @@ bool node_worker_edge(enum node_worker_state from, enum node_worker_state to)
 
 const char *node_worker_state_text(enum node_worker_state state)
 {
-    static const char *const texts[] = {"starting", "up", "idle", "ending", "gone"};
+    static const char *const texts[] = {"starting", "up", "idle", "passing", "ending", "gone"};
     return texts[state];
 }
 
@@ -73,12 +75,22 @@ void node_worker_log_started(const struct node_worker *worker)
 
 /* ---- ending ---- */
 
+/* Engines that wait for it in its next job have no part in its end. */
+static void begin_end(struct node_worker *worker, const char *cause)
+{
+    const bool passes = worker->state == NODE_WORKER_PASSING;
+
+    node_worker_set_state(worker, NODE_WORKER_ENDING, cause);
+    if (passes)
+        node_pass_fail(worker);
+}
+
 void node_worker_kill(struct node_worker *worker, const char *why)
 {
     if (worker->why[0] == '\0')
         node_worker_copy_text(worker->why, sizeof(worker->why), why);
     if (worker->state != NODE_WORKER_ENDING)
-        node_worker_set_state(worker, NODE_WORKER_ENDING, why);
+        begin_end(worker, why);
     HVI_LOG(HVI_LOG_ERROR, "gpu", "worker-killed", why, "gpu=%s job=%s pid=%d", worker->name,
             worker->job, (int)worker->pid);
     worker->timer = sd_event_source_disable_unref(worker->timer);
@@ -106,7 +118,7 @@ void node_worker_expect_end(struct node_worker *worker)
 {
     if (worker->state == NODE_WORKER_ENDING)
         return;
-    node_worker_set_state(worker, NODE_WORKER_ENDING, "its link has ended");
+    begin_end(worker, "its link has ended");
     if (!node_worker_arm(worker, GRACE_NS, on_grace))
         node_worker_kill(worker, "no memory for a timer");
 }
@@ -115,7 +127,7 @@ void node_worker_stop(struct node_worker *worker, const char *reason)
 {
     struct hvi_gpu_msg msg = {.kind = HVI_GPU_STOP};
 
-    node_worker_set_state(worker, NODE_WORKER_ENDING, reason);
+    begin_end(worker, reason);
     node_worker_copy_text(worker->why, sizeof(worker->why), reason);
     snprintf(msg.stop.reason, sizeof(msg.stop.reason), "%s", reason);
     if (node_worker_send(worker, &msg, NULL, 0) != HVI_OK ||
@@ -138,6 +150,9 @@ void node_worker_free(struct node_worker *worker)
         close(worker->pidfd);
     DL_DELETE(worker->gpu->workers, worker);
     worker->gpu->worker_count--;
+    if (worker->start != NULL)
+        free(worker->start->settings);
+    free(worker->start);
     free(worker);
 }
 
@@ -163,6 +178,8 @@ void node_worker_gone(struct node_worker *worker, const char *fate)
 
     if (worker->io != NULL)
         node_worker_read(worker); /* why, perhaps */
+    if (worker->state == NODE_WORKER_PASSING)
+        begin_end(worker, fate);
     describe_end(worker, fate, text, sizeof(text));
     level = worker->wants == NULL ? HVI_LOG_INFO : worker->had_gpu ? HVI_LOG_ERROR : HVI_LOG_WARN;
     HVI_LOG(level, "gpu", "worker-ended", text, "gpu=%s job=%s pid=%d fate=\"%s\"", worker->name,

@@ -299,5 +299,7 @@ int cu_copy(hvi_cu_ptr to, hvi_cu_ptr from, size_t bytes, hvi_cu_stream stream)
 
 int cu_memset8(hvi_cu_ptr to, unsigned char value, size_t bytes, hvi_cu_stream stream)
 {
+    if (fake_fault_now("broken-clear"))
+        return HVI_CU_ILLEGAL_ADDRESS;
     return copy(stream, to, NULL, value, bytes, true, false);
 }

@@ -142,7 +142,8 @@ def one_daemon():
 
 
 def rows(case: Case) -> list[dict]:
-    return [row for row in case.daemon.ctl.json("gpus")["gpus"] if row["job"] == case.job.name]
+    """Of the workers that it uses; a job may have got idle ones from another job."""
+    return [row for row in case.daemon.ctl.json("gpus")["gpus"] if row["job"] == case.job.name and row["state"] == "up"]
 
 
 def engine(case: Case) -> int:
@@ -243,6 +244,7 @@ def test_what_a_dead_trainer_has_brought_is_done_without_it(slow):
 
 
 def test_a_worker_is_killed_while_it_starts(daemon):
+    daemon.wait_no_workers()  # else one that is idle would serve this job
     job = Job(daemon, 1, environment={"FAKEGPU_FAULT": ""})
     rank = job.ranks[0]
     before = set(daemon.workers())
@@ -255,6 +257,59 @@ def test_a_worker_is_killed_while_it_starts(daemon):
         assert outcome.status in (Status.ERR_UNSUPPORTED, Status.ERR_WORKER_LOST) and f"pid {victim})" in outcome.text, outcome
     assert time.monotonic_ns() - at_ns < 3_000_000_000
     job.close()
+
+
+# ---- a worker passes to the next job ----
+
+
+@contextlib.contextmanager
+def passing(daemon: GpuDaemon) -> Iterator[tuple[Job, int]]:
+    """A job whose rank 0 waits for its first op, and the worker that passes to it: it stands still."""
+    daemon.wait_no_workers()
+    first, second = Job(daemon, 1), Job(daemon, 1)
+    outcome, = first.run("allreduce", dtype="int32", dims=[4], data=[bytes(16)], reduce_op="sum", memory="device", gpu=0)
+    assert outcome.ok, outcome
+    worker, rank = daemon.worker(), second.ranks[0]
+    first.close()
+    wait_until(lambda: [row["state"] for row in daemon.ctl.json("gpus")["gpus"]] == ["idle"], "the worker to be idle", step=0.005)
+    with stopping(worker):
+        rank.post_submit("allreduce", "x", dtype="int32", dims=[4], data=bytes(16), reduce_op="sum", memory="device", gpu=0)
+        wait_until(lambda: [row["state"] for row in daemon.ctl.json("gpus")["gpus"]] == ["passing"], "the worker to pass", step=0.005)
+        yield second, worker
+    second.close()
+
+
+def expect_another(job: Job, before: int) -> None:
+    """The op is done, by a worker that is a new one."""
+    rank = job.ranks[0]
+    outcome = rank.collect_outcome()
+    assert outcome.ok and rank.outcome(outcome.op).ok, outcome
+    assert [row["pid"] for row in job.daemon.ctl.json("gpus")["gpus"] if row["job"] == job.name and row["pid"] != before]
+
+
+def test_a_worker_is_killed_while_it_passes_to_the_next_job(daemon):
+    with passing(daemon) as (job, worker):
+        kill(worker)
+        expect_another(job, worker)
+
+
+def test_an_engine_is_killed_while_a_worker_passes_to_its_job(daemon):
+    with passing(daemon) as (job, worker):
+        at_ns = kill(daemon.engine_of(job.name))
+        outcome = job.ranks[0].collect_outcome()
+        assert outcome.status == Status.ERR_ENGINE_LOST, outcome
+        check_prompt("the rank heard", outcome.at_ns - at_ns, PROMISED_NS)
+        os.kill(worker, signal.SIGCONT)
+        wait_until(lambda: all(row["state"] != "passing" for row in daemon.ctl.json("gpus")["gpus"]), "it to be idle")
+
+
+def test_hvdd_is_killed_while_a_worker_passes_to_the_next_job():
+    with gpus("devices=1", *EXPECTED, gpu_idle="1s") as daemon, passing(daemon) as (job, worker):
+        daemon.kill()
+        daemon.start()
+        os.kill(worker, signal.SIGCONT)
+        expect_another(job, worker)
+        wait_until(lambda: worker not in daemon.workers(), "the old one to end")
 
 
 # ---- hvdd ----

@@ -3,6 +3,7 @@
 type and kind is done here once, and what only processes have: streams, refusals, generations."""
 import itertools
 import json
+import time
 
 import pytest
 
@@ -480,3 +481,50 @@ def test_a_worker_serves_the_next_generation_of_its_job(daemon, memory):
     reduce_on(job, [0, 1], memory=memory)
     assert sorted(row["pid"] for row in daemon.ctl.json("gpus")["gpus"] if row["job"] == job.name) == before
     job.close()
+
+
+# ---- the next job ----
+
+
+def pids_of(daemon, job: Job) -> dict[str, int]:
+    return {row["gpu"]: row["pid"] for row in daemon.ctl.json("gpus")["gpus"] if row["job"] == job.name}
+
+
+def close_until_idle(daemon, job: Job) -> None:
+    job.close()
+    wait_until(lambda: all(row["state"] == "idle" for row in daemon.ctl.json("gpus")["gpus"] if row["job"] == job.name),
+               "its workers to be idle", step=0.005)
+
+
+def test_a_worker_that_passes_alone_leaves_its_communicators_behind(daemon):
+    if COUNT == 1:
+        pytest.skip("needs two GPUs")
+    daemon.wait_no_workers()
+    pair, single, last = Job(daemon, 2), Job(daemon, 1), Job(daemon, 2)
+    reduce_on(single, [0])
+    reduce_on(pair, [0, 1])
+    before = set(pids_of(daemon, pair).values())
+    close_until_idle(daemon, pair)
+    reduce_on(single, [1])
+    alone = set(pids_of(daemon, single).values()) & before
+    assert len(alone) == 1
+    wait_until(lambda: [row["communicators"] for row in daemon.ctl.json("gpus")["gpus"] if row["pid"] in alone] == [0], "its figures", 5)
+    close_until_idle(daemon, single)
+    reduce_on(last, [0, 1])  # of workers that know different ones
+    last.close()
+
+
+def test_the_idle_workers_of_a_job_serve_the_next_one_which_waits_for_no_context():
+    with gpus("devices=2", faults="hvdd-gpu/slow-context@600", gpu_idle="1s") as daemon:
+        jobs = [Job(daemon, 2), Job(daemon, 2), Job(daemon, 2, environment={"NCCL_P2P_DISABLE": "1"})]  # which a worker is started with
+        took_s, pids = [], []
+        for job in jobs:
+            begin = time.monotonic()
+            reduce_on(job, [0, 1])
+            took_s.append(time.monotonic() - begin)
+            pids.append(pids_of(daemon, job))
+            assert {row["state"] for row in daemon.ctl.json("gpus")["gpus"] if row["job"] == job.name} == {"up"}
+            close_until_idle(daemon, job)
+        assert took_s[0] > 1.2 > took_s[1], took_s  # the first has waited for two contexts
+        assert len(pids[0]) == 2 and pids[0] == pids[1] and not set(pids[1].values()) & set(pids[2].values()), pids
+        assert len(daemon.lines("worker-passed")) == len(daemon.lines("next-job")) == 2

@@ -104,6 +104,22 @@ void hvt_worker_expect_state(struct hvt_worker *worker, enum hvi_gpu_state_numbe
     ck_assert_msg(worker->msg.state.state == state, "%s", worker->msg.state.text);
 }
 
+void hvt_worker_pass(struct hvt_worker *worker, const char *job, uint64_t instance)
+{
+    struct hvi_gpu_msg told = {.kind = HVI_GPU_JOB, .job = {.instance = instance}};
+
+    snprintf(told.job.job, sizeof(told.job.job), "%s", job);
+    hvt_worker_send(worker->link_fd, &told, NULL, 0);
+    hvt_worker_expect_state(worker, HVI_GPU_UP);
+    ck_assert_uint_eq(worker->msg.state.row.imports, 0);
+    ck_assert_uint_eq(worker->msg.state.row.import_bytes, 0);
+    hvt_worker_hear(worker, worker->link_fd);
+    ck_assert_int_eq(worker->msg.kind, HVI_GPU_JOB);
+    ck_assert_str_eq(worker->msg.job.job, job);
+    ck_assert_uint_eq(worker->msg.job.instance, instance);
+    worker->instance = instance;
+}
+
 int hvt_worker_end(struct hvt_worker *worker)
 {
     int status;

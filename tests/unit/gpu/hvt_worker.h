@@ -49,6 +49,9 @@ void hvt_worker_hear(struct hvt_worker *worker, int fd);
 void hvt_worker_expect_state(struct hvt_worker *worker, enum hvi_gpu_state_number state);
 void hvt_worker_expect_closed(struct hvt_worker *worker, int fd);
 
+/* GpuJob; it has to say that nothing of the job before is left, and has this number then. */
+void hvt_worker_pass(struct hvt_worker *worker, const char *job, uint64_t instance);
+
 /* The engine's end. */
 void hvt_engine_open(struct hvt_worker *worker);
 /* Its halves: the worker is told of the engine; its hello, and the welcome. */

@@ -469,6 +469,41 @@ START_TEST(memory_and_pages_are_closed_when_no_stream_has_anything)
 }
 END_TEST
 
+/* Its engine has not gone, and a stream of its ranks has not come. */
+START_TEST(a_worker_that_passes_to_another_job_has_nothing_of_the_one_before)
+{
+    expect_launched(allreduce(2, COUNT));
+    hvt_worker_pass(worker, "next", 4711);
+    ck_assert(hvt_job_is_released(0) && hvt_job_is_released(1));
+    ck_assert_uint_eq(done_word(0), HVI_FENCE_POISON);
+    expect_untouched(0, COUNT * sizeof(float));
+    hvt_worker_expect_closed(worker, worker->engine_fd);
+    hvt_engine_close(worker);
+    hvt_engine_open(worker);
+    ck_assert_uint_eq(worker->msg.hello.instance, 4711);
+    ck_assert_uint_eq(worker->channel.instance, 4711);
+    hvt_job_attach(0, 0);
+    hvt_job_attach(1, 0);
+    hvt_job_fill(COUNT);
+    const uint64_t batch = allreduce(2, COUNT);
+    open_gates();
+    hvt_batch_expect(worker, batch);
+    hvt_job_expect_sum(1, 2, COUNT, 1);
+}
+END_TEST
+
+/* A context that is broken shows when the memory is cleared. */
+START_TEST(a_worker_that_cannot_pass_ends_with_the_reason)
+{
+    const struct hvi_gpu_msg told = {.kind = HVI_GPU_JOB, .job = {"next", 4711}};
+    const struct hvt_worker_wish wish = {0};
+
+    start_pair("hvdd-gpu/broken-clear", &wish);
+    hvt_worker_send(worker->link_fd, &told, NULL, 0);
+    expect_failure("cuMemsetD8Async: ");
+}
+END_TEST
+
 /* Of memory that is not looked at. */
 static void import_anything(void)
 {
@@ -579,6 +614,8 @@ int main(void)
     tcase_add_test(tcase, the_end_of_a_session_lets_its_batches_run_through);
     tcase_add_test(tcase, memory_is_given_back_when_its_batches_are_over);
     tcase_add_test(faulty, of_a_timed_batch_the_answer_says_what_the_stream_took_without_its_wait);
+    tcase_add_test(tcase, a_worker_that_passes_to_another_job_has_nothing_of_the_one_before);
+    tcase_add_test(faulty, a_worker_that_cannot_pass_ends_with_the_reason);
     tcase_add_test(faulty, a_broken_context_ends_the_worker_with_the_reason);
     tcase_add_test(faulty, what_it_has_of_memory_is_said_with_a_beat_when_it_has_changed);
     tcase_add_test(faulty, memory_and_pages_are_closed_when_no_stream_has_anything);

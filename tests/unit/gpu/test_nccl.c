@@ -142,6 +142,7 @@ START_TEST(a_worker_that_has_no_place_for_a_communicator_says_so_before_it_joins
     struct gpu_calls calls = {.usual_ns = 1};
     struct gpu_comms comms = {.calls = &calls, .nccl = {.library = &comms, .abort = note_abort}};
     struct gpu_join join = {.owner = &comms, .count = 2, .instances = other};
+    unsigned char id[HVI_NCCL_ID_BYTES];
 
     for (uint32_t i = 0; i + 1 < GPU_COMMS_MAX; i++)
         add_comm(&comms, i, 100 + i);
@@ -151,6 +152,8 @@ START_TEST(a_worker_that_has_no_place_for_a_communicator_says_so_before_it_joins
     expect_clause("16 communicators already");
     join.instances = known; /* which it has already */
     ck_assert_int_eq(gpu_comms_can(&comms, &join, text, sizeof(text)), HVI_OK);
+    ck_assert_int_eq(gpu_comms_id(&comms, &join, id, text, sizeof(text)), HVI_OK);
+    ck_assert_uint_ne(id[0], 0); /* of no use, and NCCL was not asked for it */
     join.fresh = true;
     ck_assert_int_eq(gpu_comms_can(&comms, &join, text, sizeof(text)), HVI_ERR_LIMIT);
     gpu_comms_close(&comms);

@@ -423,6 +423,56 @@ START_TEST(a_communicator_outlives_its_engine)
 }
 END_TEST
 
+/* Ranks 0 and 1 are added in staging memory, and NCCL writes the output of rank 2 itself. */
+static void publish_staged(void)
+{
+    const struct hvi_device_work work = hvt_job_work(HVI_KIND_ALLREDUCE, 1, LARGE);
+
+    publish(&work, -1, NULL);
+}
+
+/* What NCCL writes for an op that is cancelled comes from the staging memory, and may not be of the job before. */
+START_TEST(workers_that_pass_keep_communicators_and_no_bytes)
+{
+    static const unsigned char no_id[HVI_NCCL_ID_BYTES] = "no one can join by this";
+
+    start("001");
+    publish_staged();
+    open_gates();
+    expect_done();
+    for (int gpu = 0; gpu < 2; gpu++) {
+        hvt_engine_close(both[gpu]);
+        hvt_worker_pass(both[gpu], "next", both[gpu]->instance);
+        hvt_engine_open(both[gpu]);
+    }
+    attach_all("001");
+    hvt_engines_name(both, 2, COMM + 1, no_id);
+    comm = COMM + 1;
+    publish_staged();
+    for (uint32_t rank = 0; rank < ranks; rank++)
+        hvi_fence_store_skip(&hvt_ranks[rank].fences, 1, hvt_ranks[rank].turn);
+    open_gates();
+    expect_done();
+    ck_assert_mem_eq(hvt_job_out(2), hvt_job_in(2), LARGE * sizeof(float)); /* and zeros */
+    allreduce(SMALL);
+}
+END_TEST
+
+/* As if they were new ones: nothing names the communicator that they have. */
+START_TEST(workers_with_other_numbers_join_anew)
+{
+    start("01");
+    for (int gpu = 0; gpu < 2; gpu++) {
+        hvt_engine_close(both[gpu]);
+        hvt_worker_pass(both[gpu], "next", 4711 + (uint64_t)gpu);
+        hvt_engine_open(both[gpu]);
+    }
+    attach_all("01");
+    hvt_engines_join(both, 2, COMM);
+    allreduce(SMALL);
+}
+END_TEST
+
 /* The first worker has its part of a batch of both, and the other has none. */
 static void begin_alone(struct hvi_device_work work)
 {
@@ -685,6 +735,8 @@ int main(void)
     tcase_add_test(tcase, pieces_go_where_they_belong);
     tcase_add_test(tcase, a_send_between_two_gpus);
     tcase_add_test(tcase, a_communicator_outlives_its_engine);
+    tcase_add_test(tcase, workers_that_pass_keep_communicators_and_no_bytes);
+    tcase_add_test(tcase, workers_with_other_numbers_join_anew);
     tcase_add_test(tcase, a_worker_outlives_the_other_of_its_communicator);
     tcase_add_loop_test(tcase, a_cancelled_batch_of_two_gpus_writes_no_output_that_is_a_kernels, 0,
                         2);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * A GPU's worker without a GPU, for tests of hvdd. What it does follows from the job's name: "up" serves; "options" does if it has
  * its options; "late" says which step it is at and no more; "fails" has no driver; "dies" ends once it has an engine; "deaf" stands
- * still once it is up; "garbage" says what only hvdd says. */
+ * still once it is up; "garbage" says what only hvdd says. Of a next job it says that it has it, unless that is "stays", of which
+ * it says nothing; "lies", of which it says another number; or "ends", at which it ends. */
 #include "base/status.h"
 #include "proto/gpu.h"
 #include "proto/packet.h"
@@ -76,6 +77,16 @@ static void greet(const char *job, int fd)
         _exit(92);
 }
 
+static void pass(char *job_p, size_t size)
+{
+    snprintf(job_p, size, "%s", msg.job.job);
+    if (strcmp(job_p, "ends") == 0)
+        _exit(8);
+    msg.job.instance += strcmp(job_p, "lies") == 0;
+    if (strcmp(job_p, "stays") != 0)
+        say(&msg);
+}
+
 int main(void)
 {
     char job[HVI_JOB_ID_MAX + 1];
@@ -95,6 +106,8 @@ int main(void)
             say(&msg);
         else if (msg.kind == HVI_GPU_ENGINE)
             greet(job, hvi_packet_take_fd(&packet, 0)); /* stays open, as a real one's */
+        else if (msg.kind == HVI_GPU_JOB)
+            pass(job, sizeof(job));
         else if (msg.kind == HVI_GPU_STOP)
             return 0;
     }

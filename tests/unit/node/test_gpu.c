@@ -286,12 +286,15 @@ START_TEST(an_idle_worker_gives_its_place_up)
     want(0, "up", 1);
     expect(0, 0, 1, HVI_OK);
     node_gpu_engine_gone(&gpu, engine_at(0));
+    uuid[1] = 1; /* another GPU: it cannot pass */
     want(1, "up2", 2);
     expect(1, 1, 2, HVI_OK);
     config.gpu_workers = 1;
     node_gpu_engine_gone(&gpu, engine_at(1));
+    uuid[1] = 0;
     want(0, "up", 3);
     expect(2, 0, 3, HVI_OK);
+    ck_assert_int_eq(hvt_log_count("worker-passed"), 0);
 }
 END_TEST
 
@@ -394,6 +397,243 @@ START_TEST(an_engine_that_goes_before_its_worker_is_up_hears_nothing)
 }
 END_TEST
 
+/* ---- the next job ---- */
+
+static void run_for_ms(int64_t ms)
+{
+    const uint64_t end = hvi_deadline_after(ms * (int64_t)HVI_NS_MS);
+
+    while (!hvi_deadline_passed(end))
+        ck_assert_int_ge(sd_event_run(event, 1000), 0);
+}
+
+static uint64_t done_word(const struct hvi_fence_page *page)
+{
+    return atomic_load(&page->cells[1].done);
+}
+
+/* One of job "up" on the GPU at hand, which no engine has any more. */
+static struct hvi_gpu_worker make_idle(void)
+{
+    const int number = answer_count;
+
+    want(0, "up", 1);
+    const struct hvi_gpu_worker said = expect(number, 0, 1, HVI_OK)->said;
+    node_gpu_engine_gone(&gpu, engine_at(0));
+    ck_assert_str_eq(state_of_first(), "idle");
+    return said;
+}
+
+static const char *first_state;
+static bool is_in_state(void)
+{
+    return strcmp(state_of_first(), first_state) == 0;
+}
+
+static void await_state(const char *state)
+{
+    first_state = state;
+    run_until(is_in_state, state);
+}
+
+START_TEST(an_idle_worker_passes_to_the_next_job_of_its_user)
+{
+    const struct hvi_gpu_worker before = make_idle();
+    const struct node_gpu_asker old = asker_of(0, "up");
+    const struct hvi_gpu_end end = {.instance = before.instance, .reason = "not its any more"};
+
+    config.gpu_workers = config.gpu_workers_per_user = 1; /* it keeps its place */
+    want(1, "next", 2);
+    ck_assert_str_eq(state_of_first(), "passing");
+    const struct answer *got = expect(1, 1, 2, HVI_OK);
+    expect_worker(got);
+    ck_assert_int_eq(got->said.pid, before.pid);
+    ck_assert_uint_eq(got->said.instance, before.instance);
+    ck_assert_str_eq(state_of_first(), "up");
+    ck_assert_str_eq(gpu.workers->job, "next");
+    ck_assert_int_eq(hvt_log_count("worker-started"), 1);
+    ck_assert_int_eq(hvt_log_count("worker-passed"), 1);
+    node_gpu_end(&gpu, &old, &end);
+    ck_assert_str_eq(state_of_first(), "up");
+}
+END_TEST
+
+START_TEST(a_worker_does_not_pass_to_a_job)
+{
+    struct hvi_setting settings[] = {{"NCCL_DEBUG", "INFO"}, {"NCCL_P2P_DISABLE", "1"}};
+    struct node_gpu_asker asker = asker_of(1, "next");
+    struct hvi_gpu_wanted wanted = {.request = 2};
+    const pid_t before = make_idle().pid;
+
+    if (_i == 0)
+        asker.uid++;
+    else if (_i == 1)
+        uuid[1] = 1;
+    else if (_i == 2) {
+        wanted.settings = settings;
+        wanted.setting_count = 1;
+    } else if (_i == 3)
+        config.gpu_comm_timeout++;
+    else if (_i == 4)
+        snprintf(config.gpu_kernels, sizeof(config.gpu_kernels), "/others");
+    else if (_i == 5)
+        want(0, "up", 3); /* it has an engine again */
+    else if (_i == 6)
+        config.gpu_idle = 0;
+    else
+        gpu.workers->silent_ns = HVI_NS_SEC;
+    memcpy(wanted.uuid, uuid, sizeof(uuid));
+    node_gpu_want(&gpu, &asker, &wanted);
+    const int number = _i == 5 ? 2 : 1;
+    ck_assert_int_ne(expect(number, 1, 2, HVI_OK)->said.pid, before);
+    ck_assert_int_eq(hvt_log_count("worker-passed"), 0);
+}
+END_TEST
+
+START_TEST(a_worker_passes_with_the_settings_that_it_was_told)
+{
+    struct hvi_setting settings[] = {{"NCCL_DEBUG", "INFO"}, {"NCCL_P2P_DISABLE", "1"}};
+    struct node_gpu_asker asker = asker_of(0, "up");
+    struct hvi_gpu_wanted wanted = {.request = 1, .settings = settings, .setting_count = 2};
+
+    memcpy(wanted.uuid, uuid, sizeof(uuid));
+    node_gpu_want(&gpu, &asker, &wanted);
+    const pid_t pid = expect(0, 0, 1, HVI_OK)->said.pid;
+    node_gpu_engine_gone(&gpu, engine_at(0));
+    asker = asker_of(1, "next");
+    node_gpu_want(&gpu, &asker, &wanted);
+    ck_assert_int_eq(expect(1, 1, 1, HVI_OK)->said.pid, pid);
+    node_gpu_engine_gone(&gpu, engine_at(1));
+    asker = asker_of(2, "third");
+    snprintf(settings[1].value, sizeof(settings[1].value), "0");
+    node_gpu_want(&gpu, &asker, &wanted);
+    ck_assert_int_ne(expect(2, 2, 1, HVI_OK)->said.pid, pid);
+}
+END_TEST
+
+/* Two workers of job "up", of which engine 0 has the second where it `keeps` that. */
+static void make_two(struct hvi_gpu_worker *said_p, bool keeps)
+{
+    for (int i = 0; i < 2; i++) {
+        uuid[1] = (unsigned char)i;
+        want(i, "up", 1);
+        said_p[i] = expect(i, i, 1, HVI_OK)->said;
+    }
+    node_gpu_engine_gone(&gpu, engine_at(0));
+    if (!keeps)
+        node_gpu_engine_gone(&gpu, engine_at(1));
+}
+
+static bool is_second_idle(void)
+{
+    return gpu.workers->next->state == NODE_WORKER_IDLE;
+}
+
+START_TEST(workers_of_a_job_pass_together_and_keep_their_numbers)
+{
+    struct hvi_gpu_worker before[2];
+    const struct node_worker *second;
+
+    make_two(before, false);
+    uuid[1] = 0;
+    want(2, "next", 2);
+    second = gpu.workers->next;
+    ck_assert_uint_eq(expect(2, 2, 2, HVI_OK)->said.instance, before[0].instance);
+    const uint64_t idle_end_ns = second->idle_end_ns;
+    ck_assert_str_eq(second->job, "next");
+    run_until(is_second_idle, "the worker that no engine has asked for");
+    ck_assert_uint_eq(second->idle_end_ns, idle_end_ns);
+    uuid[1] = 1;
+    want(2, "next", 3);
+    ck_assert_uint_eq(expect(3, 2, 3, HVI_OK)->said.instance, before[1].instance);
+}
+END_TEST
+
+/* 0: the other worker of its job stays there; 1: the next job has a worker already. */
+START_TEST(a_worker_that_passes_alone_gets_another_number)
+{
+    struct hvi_gpu_worker before[2];
+
+    make_two(before, _i == 0);
+    uuid[1] = 2;
+    if (_i == 1)
+        want(2, "next", 1);
+    if (_i == 1)
+        expect(2, 2, 1, HVI_OK);
+    uuid[1] = 0;
+    want(2, "next", 2);
+    const struct answer *got = expect(2 + _i, 2, 2, HVI_OK);
+    ck_assert_int_eq(got->said.pid, before[0].pid);
+    ck_assert_uint_ne(got->said.instance, before[0].instance);
+    ck_assert_str_eq(gpu.workers->next->job, "up");
+}
+END_TEST
+
+/* Two engines wait; each gets one answer, a worker's that is new. */
+START_TEST(engines_of_a_worker_that_cannot_pass_get_a_new_one)
+{
+    static const char *const jobs[] = {"stays", "lies", "ends", "killed"};
+    const pid_t before = make_idle().pid;
+    const uint64_t began_ns = hvi_clock_ns();
+
+    if (_i == 3)
+        ck_assert_int_eq(kill(before, SIGSTOP), 0);
+    want(1, jobs[_i], 2);
+    ck_assert_str_eq(state_of_first(), "passing");
+    want(2, jobs[_i], 3);
+    if (_i == 3)
+        ck_assert_int_eq(kill(before, SIGKILL), 0);
+    const pid_t pid = answer(1)->said.pid;
+    ck_assert_int_ne(answer(2)->said.pid, before);
+    ck_assert_int_eq(answers[1].said.status, HVI_OK);
+    ck_assert_int_eq(answers[2].said.pid, pid);
+    ck_assert_uint_lt(hvi_clock_ns() - began_ns, hvt_patience(4 * HVI_NS_SEC));
+    run_for_ms(20);
+    ck_assert_int_eq(answer_count, 3);
+}
+END_TEST
+
+START_TEST(a_worker_whose_engine_goes_while_it_passes_is_idle)
+{
+    make_idle();
+    want(1, "next", 2);
+    node_gpu_engine_gone(&gpu, engine_at(1));
+    await_state("idle");
+    ck_assert_str_eq(gpu.workers->job, "next");
+    want(1, "stays", 3);
+    node_gpu_stop_idle(&gpu, "MPS has ended"); /* and with it what it has on its GPU */
+    expect(1, 1, 3, HVI_OK);
+    ck_assert_int_eq(hvt_log_count("worker-started"), 2);
+}
+END_TEST
+
+START_TEST(hvdd_stops_while_a_worker_passes)
+{
+    make_idle();
+    want(1, "stays", 2);
+    node_gpu_stop_all(&gpu, "hvdd shuts down");
+    expect(1, 1, 2, HVI_ERR_DRAINING);
+}
+END_TEST
+
+START_TEST(a_worker_that_has_passed_has_nothing_of_the_engines_before)
+{
+    struct hvi_fence_page page;
+
+    ck_assert_int_eq(hvi_fence_create(&page), HVI_OK);
+    want(0, "up", 1);
+    expect(0, 0, 1, HVI_OK);
+    ck_assert(node_gpu_fences(&gpu, engine_at(0), 5, 1, dup(page.map.fd)));
+    node_gpu_engine_gone(&gpu, engine_at(0));
+    ck_assert_uint_eq(done_word(&page), 0);
+    want(1, "next", 2);
+    expect(1, 1, 2, HVI_OK);
+    ck_assert_uint_eq(done_word(&page), HVI_FENCE_POISON);
+    ck_assert_ptr_null(gpu.rests);
+    hvi_fence_fini(&page);
+}
+END_TEST
+
 /* ---- workers of an earlier hvdd ---- */
 
 static int32_t serving[] = {100, 101};
@@ -455,24 +695,10 @@ static void engine_back(int index)
     node_gpu_engine_back(&gpu, &asker);
 }
 
-static void run_for_ms(int64_t ms)
-{
-    const uint64_t end = hvi_deadline_after(ms * (int64_t)HVI_NS_MS);
-
-    while (!hvi_deadline_passed(end))
-        ck_assert_int_ge(sd_event_run(event, 1000), 0);
-}
-
 /* Its engines have had their time. */
 static void end_patience(void)
 {
     ck_assert_int_ge(sd_event_source_set_time_relative(gpu.workers->timer, 0), 0);
-}
-
-static const char *first_state;
-static bool is_in_state(void)
-{
-    return strcmp(state_of_first(), first_state) == 0;
 }
 
 START_TEST(a_worker_that_comes_back_is_watched_and_belongs_to_its_engines)
@@ -541,8 +767,13 @@ START_TEST(a_worker_that_came_back_serves_the_next_engine)
     engine_back(0);
     want(1, "old", 9);
     ck_assert_uint_eq(expect(0, 1, 9, HVI_OK)->said.instance, 4242);
+    node_gpu_engine_gone(&gpu, engine_at(0));
+    node_gpu_engine_gone(&gpu, engine_at(1));
+    end_patience(); /* engine 101 does not come */
+    ck_assert_int_ge(sd_event_run(event, 1000), 0);
+    want(2, "next", 10); /* it passes to no other job */
+    ck_assert_uint_ne(expect(1, 2, 10, HVI_OK)->said.instance, 4242);
     end_stranger(&stranger);
-    run_until(no_worker, "its end");
 }
 END_TEST
 
@@ -622,11 +853,6 @@ START_TEST(fences_are_poisoned_with_their_engine)
 }
 END_TEST
 
-static uint64_t done_word(const struct hvi_fence_page *page)
-{
-    return atomic_load(&page->cells[1].done);
-}
-
 /* Its worker may still write the memory of the ranks. 0: then it dies; 1: then it is killed. */
 START_TEST(the_words_of_an_engine_that_has_gone_wait_for_its_worker)
 {
@@ -653,8 +879,8 @@ END_TEST
 
 START_TEST(states_have_these_edges_and_no_others)
 {
-    static const char *const expected[NODE_WORKER_STATES] = {"01011", "00111", "01011", "00001",
-                                                             "00000"};
+    static const char *const expected[NODE_WORKER_STATES] = {"010011", "001011", "010111",
+                                                             "011011", "000001", "000000"};
     for (int from = 0; from < NODE_WORKER_STATES; from++) {
         for (int to = 0; to < NODE_WORKER_STATES; to++)
             ck_assert_msg(
@@ -707,6 +933,15 @@ int main(void)
     tcase_add_test(tcase, an_engine_ends_a_worker_of_its_own_job_alone);
     tcase_add_test(tcase, a_worker_waits_idle_for_the_next_generation);
     tcase_add_test(tcase, an_engine_that_goes_before_its_worker_is_up_hears_nothing);
+    tcase_add_test(tcase, an_idle_worker_passes_to_the_next_job_of_its_user);
+    tcase_add_loop_test(tcase, a_worker_does_not_pass_to_a_job, 0, 8);
+    tcase_add_test(tcase, a_worker_passes_with_the_settings_that_it_was_told);
+    tcase_add_test(tcase, workers_of_a_job_pass_together_and_keep_their_numbers);
+    tcase_add_loop_test(tcase, a_worker_that_passes_alone_gets_another_number, 0, 2);
+    tcase_add_loop_test(tcase, engines_of_a_worker_that_cannot_pass_get_a_new_one, 0, 4);
+    tcase_add_test(tcase, a_worker_whose_engine_goes_while_it_passes_is_idle);
+    tcase_add_test(tcase, hvdd_stops_while_a_worker_passes);
+    tcase_add_test(tcase, a_worker_that_has_passed_has_nothing_of_the_engines_before);
     tcase_add_test(tcase, a_worker_that_comes_back_is_watched_and_belongs_to_its_engines);
     tcase_add_test(tcase, a_worker_whose_engines_do_not_come_back_is_idle_and_then_ends);
     tcase_add_test(tcase, a_worker_that_may_not_be_idle_waits_for_its_engines_all_the_same);

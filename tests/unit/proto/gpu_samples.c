@@ -93,6 +93,8 @@ static void sample_of_engine(struct hvi_gpu_msg *msg, enum hvi_gpu_kind kind)
                                                     .rank = HVI_GPU_COMM_RANKS_MAX - 1,
                                                     .instances = longs,
                                                     .instance_count = HVI_GPU_COMM_RANKS_MAX};
+    else if (kind == HVI_GPU_JOB)
+        msg->job = (struct hvi_gpu_job){"next", UINT64_MAX};
     else
         msg->comm_drop = (struct hvi_gpu_comm_drop){UINT32_MAX, true};
 }
