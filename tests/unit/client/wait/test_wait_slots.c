@@ -37,7 +37,7 @@ static void grant(const char *name, uint32_t slot)
                                                 .text_turn = hvi_slot_open(&job, slot, false),
                                                 .culprit = -1,
                                                 .grant = slot + 1});
-    ck_assert_int_eq(hvd_wait(op, HVI_NS_SEC), HVD_OK);
+    ck_assert_int_eq(hvd_wait(op, 10 * HVI_NS_SEC), HVD_OK);
     hvd_op_free(op);
 }
 
@@ -89,7 +89,7 @@ START_TEST(an_op_in_a_slot_is_in_progress_until_the_engine_has_taken_it_over)
     ck_assert_int_eq(hvd_wait(op, 0), HVD_ERR_TIMEOUT);
     ck_assert_int_eq(hvd_wait(op, 30 * (int64_t)HVI_NS_MS), HVD_ERR_TIMEOUT);
     take_over();
-    ck_assert_int_eq(hvd_wait(op, HVI_NS_SEC), HVD_OK);
+    ck_assert_int_eq(hvd_wait(op, 10 * HVI_NS_SEC), HVD_OK);
     hvd_op_free(op);
 }
 END_TEST
@@ -134,7 +134,7 @@ START_TEST(the_event_descriptor_hands_over_what_stands_and_nothing_goes_into_a_s
     ck_assert_int_eq(hvd_test(op), HVD_OK);
     ck_assert_uint_eq(hvi_slot_view(&job, SLOT + 1).waiting, 0u);
     hvt_fake_done(engine, hvt_fake_take(engine).cookie, HVD_OK, NULL, -1);
-    ck_assert_int_eq(hvd_wait(server.op, HVI_NS_SEC), HVD_OK);
+    ck_assert_int_eq(hvd_wait(server.op, 10 * HVI_NS_SEC), HVD_OK);
     hvd_op_free(op);
     hvd_op_free(server.op);
 }
@@ -148,7 +148,7 @@ START_TEST(an_event_descriptor_is_had_although_the_engine_stands_still)
     ck_assert_int_eq(hvd_event_fd(session, &fd), HVD_OK);
     ck_assert_int_eq(hvd_test(op), HVD_INPROGRESS);
     take_over();
-    ck_assert_int_eq(hvd_wait(op, HVI_NS_SEC), HVD_OK);
+    ck_assert_int_eq(hvd_wait(op, 10 * HVI_NS_SEC), HVD_OK);
     hvd_op_free(op);
 }
 END_TEST
@@ -162,11 +162,11 @@ START_TEST(who_waits_for_one_of_several_hands_over_the_one_in_a_slot)
     int index = -1;
 
     start(&thread, &server);
-    ck_assert_int_eq(hvd_wait_any(ops, 2, HVI_NS_SEC, &index), HVD_OK);
+    ck_assert_int_eq(hvd_wait_any(ops, 2, 10 * HVI_NS_SEC, &index), HVD_OK);
     ck_assert_int_eq(index, 0);
     pthread_join(thread, NULL);
     hvt_fake_done(engine, cookie, HVD_OK, NULL, -1);
-    ck_assert_int_eq(hvd_wait_all(ops, 2, HVI_NS_SEC), HVD_OK);
+    ck_assert_int_eq(hvd_wait_all(ops, 2, 10 * HVI_NS_SEC), HVD_OK);
     hvd_op_free(ops[0]);
     hvd_op_free(ops[1]);
 }
