@@ -430,6 +430,13 @@ def test_what_successful_ranks_leave_running_ends_too(launcher):
     launcher.check_gone()
 
 
+@pytest.mark.parametrize("start", ["", "setsid "])
+def test_orphans_of_ranks_are_gone_once_they_have_ended(launcher, start):
+    wait = "i=0; while kill -0 $pid; do i=$((i+1)); [ $i -lt 600 ] || exit 3; sleep 0.05; done"
+    done = launcher.run("-np", "2", "sh", "-c", f"pid=$(sh -c '{start}sleep 0.1 >/dev/null & echo $!'); {wait}")
+    assert done.returncode == 0, done.stderr
+
+
 def test_late_output_of_a_rank_that_has_ended_is_shown(launcher):
     done = launcher.run("-np", "1", "sh", "-c", "(sleep 0.3; echo late) & exit 0")
     assert done.returncode == 0 and done.stdout == "[0]<stdout>:late\n"

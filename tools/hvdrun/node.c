@@ -7,7 +7,10 @@
  *
  * Ended ranks stay zombies until LEFTOVER: that keeps their groups' numbers ours, and lets the
  * engine read their exit status from /proc. Order of birth: guard, hvdd, ranks, admin client: so
- * every fork happens before libzmq's threads exist. */
+ * every fork happens before libzmq's threads exist.
+ *
+ * hvdrun is the subreaper of what ranks leave behind: at the end it alone knows when a group is
+ * empty. So it reaps orphans while ranks run, as init would; a job may make millions of them. */
 #include "tools/hvdrun/node.h"
 
 #include "base/clock.h"
@@ -22,6 +25,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/signalfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -106,6 +110,17 @@ static bool find_daemon(struct run_node *node, char *text_p, size_t text_size)
     return true;
 }
 
+/* Ends of children are read from a descriptor. The mask is the thread's: children get the one of
+ * their heritage, and libzmq's threads, which come later, this one. -1: orphans wait for our end. */
+static int open_children(void)
+{
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGCHLD);
+    sigprocmask(SIG_BLOCK, &set, NULL);
+    return signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+}
+
 int run_node_open(struct run_node *node_p, const struct run_node_plan *plan, char *text_p,
                   size_t text_size)
 {
@@ -113,11 +128,13 @@ int run_node_open(struct run_node *node_p, const struct run_node_plan *plan, cha
     node_p->plan = plan;
     node_p->daemon = (struct run_daemon){.parent_fd = -1, .stderr_fd = -1, .proc = {.pidfd = -1}};
     node_p->guard.fd = -1;
+    node_p->children_fd = -1;
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     node_p->ranks = calloc((size_t)plan->options->ranks, sizeof *node_p->ranks);
     const int error = node_p->ranks == NULL ? ENOMEM : run_guard_start(&node_p->guard);
     for (int i = 0; i < count_of(node_p); i++)
         node_p->ranks[i].proc.pidfd = -1;
+    node_p->children_fd = open_children();
     if (error == 0)
         return find_daemon(node_p, text_p, text_size) ? 0 : -1;
     snprintf(text_p, text_size, "cannot start: %s", strerror(error));
@@ -400,6 +417,31 @@ static void look_at_daemon(void *context, int index)
         (int)node->daemon.proc.pid, fate);
 }
 
+static bool is_started_by_us(const struct run_node *node, pid_t pid)
+{
+    bool is_ours = pid == node->guard.pid || pid == node->daemon.proc.pid;
+    for (int i = 0; i < count_of(node); i++)
+        is_ours |= pid == node->ranks[i].proc.pid;
+    return is_ours;
+}
+
+/* Children are looked at from the oldest on: once one that we have started has ended, orphans that
+ * come later wait until it is reaped. */
+static void reap_orphans(void *context, int index)
+{
+    struct run_node *node = context;
+    struct signalfd_siginfo told;
+    siginfo_t info = {0};
+    (void)index;
+    while (read(node->children_fd, &told, sizeof told) == (ssize_t)sizeof told)
+        continue;
+    while (waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid != 0 &&
+           !is_started_by_us(node, info.si_pid)) {
+        waitpid(info.si_pid, NULL, 0);
+        info.si_pid = 0;
+    }
+}
+
 void run_node_poll(struct run_node *node, struct run_polls *polls)
 {
     for (int i = 0; i < count_of(node); i++) {
@@ -413,6 +455,7 @@ void run_node_poll(struct run_node *node, struct run_polls *polls)
         run_stream_poll(&node->plan->results[i], polls);
     if (!node->daemon_gone)
         run_polls_add(polls, node->daemon.proc.pidfd, POLLIN, look_at_daemon, node, 0);
+    run_polls_add(polls, node->children_fd, POLLIN, reap_orphans, node, 0);
     run_stream_poll(node->plan->log, polls);
 }
 
@@ -446,6 +489,8 @@ void run_node_close(struct run_node *node)
         run_stream_read(node->plan->log);
     run_stream_end(node->plan->log);
     run_guard_stop(&node->guard);
+    if (node->children_fd >= 0)
+        close(node->children_fd);
     free(node->ranks);
     node->ranks = NULL;
 }

@@ -70,6 +70,7 @@ struct run_node_rank {
 struct run_node {
     const struct run_node_plan *plan;
     struct run_guard guard;
+    int children_fd;          /* readable: a child has ended, perhaps an orphan */
     struct run_daemon daemon; /* dir "": not ours */
     bool daemon_gone;
     uint64_t silent_until_ns; /* it did not answer: it is not asked before */
