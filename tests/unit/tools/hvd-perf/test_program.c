@@ -33,8 +33,9 @@ static void run_hvdd(int ready)
     snprintf(runtime, sizeof runtime, "--runtime-dir=%s", address);
     snprintf(fd, sizeof fd, "--ready-fd=%d", ready);
     prctl(PR_SET_PDEATHSIG, SIGTERM);
-    execl(path, "hvdd", runtime, "--private=yes", "--log-level=error", "--config=/dev/null", fd,
-          (char *)NULL);
+    /* Nothing here is about time: an engine may be slow on a busy machine. */
+    execl(path, "hvdd", runtime, "--private=yes", "--log-level=error", "--config=/dev/null",
+          "--attach-timeout=60s", "--engine-silence=60s", fd, (char *)NULL);
     _exit(127);
 }
 
