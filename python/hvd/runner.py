@@ -200,6 +200,6 @@ def _results(folder: pathlib.Path, num_proc: int, status: int, said: Sequence[st
         text.append(f"Without a result: {', '.join(f'rank {rank}' for rank in missing)}.")
     ends = f"hvdrun's exit status is {status}."
     if status != 0:  # as scripts that know Horovod expect to read it
-        ends = ("hvd.run detected that one or more processes exited with non-zero status, thus causing the job to be "
+        ends = ("Horovod detected that one or more processes exited with non-zero status, thus causing the job to be "
                 f"terminated. {ends}")
     raise RuntimeError("\n".join([*text, ends, *said]))
