@@ -16,8 +16,8 @@ so, and all its collectives are those of hvd. Another group is a process set tha
 
 Ops may be given non-contiguous tensors (they are copied) and any element type that only has to be moved; reductions know
 the types of hvd and complex numbers (SUM, AVG, PREMUL_SUM), integers know BAND, BOR and BXOR too; SUM of bool is "any" and
-PRODUCT is "all", as with gloo and NCCL. Shapes need not be equal, numbers of elements must. Every failure is a
-DistributedError, a RuntimeError, whose text names ranks and reasons.
+PRODUCT is "all", as with gloo and NCCL. all_reduce sums sparse COO tensors too. Shapes need not be equal, numbers of elements
+must. Every failure is a DistributedError, a RuntimeError, whose text names ranks and reasons.
 """
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ import torch.distributed as dist
 
 from hvd import _native, _ops, _session, basics
 from hvd._native import describe, lib, quick
-from hvd.torch import _device
+from hvd.torch import _device, _sparse
 from hvd.torch._framework import CODES, framework
 from hvd.torch._work import DistributedError, Work
 
@@ -128,6 +128,16 @@ def _moved(tensor: Any) -> bytes:
     """A struct hvd_tensor of one dimension for ops that only move."""
     code, each = _bytes_code(tensor)
     return describe(tensor.data_ptr(), code, (tensor.numel() * each,))
+
+
+def _fetched(op: _ops.Op, like: Any) -> Any:
+    """A finished op's result of one dimension from the library's memory; the op is released."""
+    where = op.result()
+    _, each = _bytes_code(like)
+    result = torch.empty(where.shape[0] // each, dtype=like.dtype)
+    _native.copy_bytes(result.data_ptr(), where.data, result.numel() * result.element_size())
+    op.release()
+    return result
 
 
 def _name_of(op: Any) -> tuple[str, Any]:
@@ -330,6 +340,8 @@ class _Group:
     def allreduce(self, tensors: Sequence[Any], opts: Any = None) -> Work:
         """In place."""
         opts = opts or dist.AllreduceOptions()
+        if len(tensors) == 1 and tensors[0].layout is torch.sparse_coo:
+            return self._allreduce_sparse(tensors[0], opts)
         tensor, = _one(tensors, "all_reduce")
         reduction = _Reduction(opts.reduceOp, tensor.dtype)
         if reduction.bitwise is not None:
@@ -350,6 +362,22 @@ class _Group:
             if into:
                 tensor.detach().copy_(fold(reduction.bitwise, everything.unbind()).view(tensor.shape))
         return self._work("all_reduce", op, [tensor], opts, finish)
+
+    def _allreduce_sparse(self, tensor: Any, opts: Any) -> Work:
+        """Everybody's indices and values to everybody, who adds them up on the host."""
+        name, _ = _name_of(opts.reduceOp)
+        if name != "SUM":
+            raise ValueError(f"ReduceOp.{name} of sparse tensors is not known to the process group hvd; SUM is")
+        given = _sparse.packed(tensor)
+        ops = [self._start(lib.hvd_allgather_async, one, None, _moved(one), None) for one in given]
+        for op in ops:
+            op.owns_result = True
+
+        def finish() -> None:
+            numbers, values = [_fetched(op, one) for op, one in zip(ops, given)]
+            with torch.no_grad():  # a detached sparse tensor would get indices and values of its own
+                tensor.copy_(_sparse.total(numbers, values, self._size, tensor))
+        return self._work("all_reduce", ops, [tensor], opts, finish)
 
     def allreduce_coalesced(self, tensors: Sequence[Any], opts: Any = None) -> Work:
         """All in place, together."""

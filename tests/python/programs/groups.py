@@ -151,6 +151,38 @@ class Case:
                 continue
             raise AssertionError(f"{op} of {tensor.dtype} was not refused")
 
+    def sparse_sums(self) -> None:
+        """Of COO tensors with other indices on each rank, which may come twice; elements of one number and of a row."""
+        for tail, dtype in (((), torch.float32), ((2,), torch.float64)):
+            given = [torch.sparse_coo_tensor(torch.tensor([[0, rank, rank], [1, 0, 0]]), torch.ones((3, *tail), dtype=dtype),
+                                             (self.size, 2, *tail), check_invariants=False) for rank in range(self.size)]
+            wanted = sum(one.to_dense() for one in given)
+            room = given[self.rank].clone()
+            dist.all_reduce(room, group=self.group)
+            assert room.is_coalesced()
+            same(room.to_dense(), wanted, f"sparse {dtype}")
+            room = given[self.rank].clone()
+            result, = dist.all_reduce(room, async_op=True, group=self.group).get_future().wait()
+            assert result is room
+            same(result.to_dense(), wanted, f"sparse {dtype}, future")
+        none = torch.zeros(2, 3).to_sparse()
+        dist.all_reduce(none, group=self.group)
+        assert none._nnz() == 0  # pylint: disable=protected-access
+        try:
+            dist.all_reduce(torch.zeros(2, 3).to_sparse(), dist.ReduceOp.MAX, group=self.group)
+        except ValueError as error:
+            assert "ReduceOp.MAX of sparse tensors is not known" in str(error), error
+        else:
+            raise AssertionError("MAX of sparse tensors was not refused")
+        if self.size == 1:
+            return
+        try:
+            dist.all_reduce(torch.zeros((2, 3) if self.rank else (2,)).to_sparse(), group=self.group)
+        except RuntimeError as error:
+            assert f"group rank {0 if self.rank else 1} has another one" in str(error), error
+        else:
+            raise AssertionError("other shapes of sparse tensors were not told")
+
     def splits(self) -> None:
         """all_to_all_single with uneven rows, and what does not fit."""
         given = [(self.rank + to) % 3 for to in range(self.size)]
@@ -347,8 +379,8 @@ def main() -> None:
         case.moving(dtype, shape, scattered)
     for dtype, shape, scattered in itertools.product(types(REDUCED), SHAPES[1:], (False, True)):
         case.reductions(oracle, dtype, shape, scattered)
-    for check in (case.special_reductions, case.splits, case.coalesced, case.works, case.point_to_point, case.mismatches,
-                  case.timeouts):
+    for check in (case.special_reductions, case.sparse_sums, case.splits, case.coalesced, case.works,
+                  case.point_to_point, case.mismatches, case.timeouts):
         check()
     subgroups(rank, size)
     dist.destroy_process_group()
