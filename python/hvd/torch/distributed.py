@@ -65,11 +65,13 @@ _LEAVING_S = 5.0
 #: A store outlives the default group, so each of a process' jobs has a key of its own: every rank has made as many.
 _job_numbers = itertools.count()
 _VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
-#: Of a Work that Python returns older C++ code keeps the C++ part alone, which waits for ever once the Python part is gone.
-#: It has few at a time (seen in 2.0; 2.15 keeps both).
-_KEPT = 0 if _VERSION >= (2, 15) else 8
+#: Of a Work that Python hands to it C++ may keep the C++ part alone, which waits for ever once the Python part is gone. So the last
+#: ones stay: before PyTorch 2.15 of all, now of those of one number, with which DDP's join() counts the ranks that go on.
+_KEPT = 8
+_KEEPS_ALL = _VERSION < (2, 15)
+_c10d: Any = torch._C._distributed_c10d  # pylint: disable=protected-access
 #: torch's backends, in which a group of several has its parts. Classes of Python may derive from it since 2.15.
-_TorchBackend: Any = torch._C._distributed_c10d.Backend if _VERSION >= (2, 15) else object  # pylint: disable=protected-access
+_TorchBackend: Any = _c10d.Backend if _VERSION >= (2, 15) else object
 
 
 def _check(tensors: Sequence[Any]) -> None:
@@ -317,12 +319,14 @@ class _Group:
         seconds = timeout.total_seconds() if timeout is not None and timeout > timedelta(0) else self._seconds
         self._sequence += 1
         work = Work(what, ops if isinstance(ops, list) else (ops,), outputs, seconds, finish)
-        if _KEPT:
-            while len(self._kept) > _KEPT and self._kept[0].is_completed():
+        if _KEEPS_ALL or (len(outputs) == 1 and outputs[0].numel() == 1):
+            while len(self._kept) > _KEPT and (not _KEEPS_ALL or self._kept[0].is_completed()):
                 self._kept.popleft()
             self._kept.append(work)
         if self._collected is not None:
             self._collected.append(work)
+        if torch.autograd._profiler_enabled() and all(tensor.is_cpu for tensor in outputs):  # pylint: disable=protected-access
+            _record(work)
         return work
 
     def _group(self, function: Any, keep: Any, given: Sequence[bytes], wanted: Sequence[bytes], *rest: Any,
@@ -843,6 +847,13 @@ def _joined(what: str, works: Sequence[Work], outputs: Sequence[Any]) -> Work:
         for one in finishes:
             one()
     return Work(what, [op for work in works for op in work.ops], outputs, works[0].seconds, finish)
+
+
+def _record(work: Work) -> None:
+    """An event of torch's profiler from now to the work's end."""
+    event = torch.autograd.profiler.record_function(f"hvd:{work.what}")
+    event.__enter__()  # pylint: disable=unnecessary-dunder-call
+    event._call_end_callbacks_on_future(work.get_future())  # pylint: disable=protected-access
 
 
 # ---- making groups ----

@@ -37,10 +37,31 @@ def train(hook: bool, **options: object) -> list[float]:
     return losses
 
 
+def train_unevenly() -> list[float]:
+    """Rank 1 has a step more, and the gradients of the embedding are sparse. The profiler sees sums, whoever makes them."""
+    torch.manual_seed(7)
+    model = torch.nn.Sequential(torch.nn.Embedding(10, 4, sparse=True), torch.nn.Linear(4, 1))
+    parallel = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1)
+    losses = []
+    with torch.autograd.profiler.profile() as seen, parallel.join(divide_by_initial_world_size=False):
+        for step in range(2 + dist.get_rank()):
+            optimizer.zero_grad()
+            loss = parallel(torch.tensor([step, step + 1 + dist.get_rank()])).square().sum()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    assert any(event.name == f"{sys.argv[1]}:all_reduce" for event in seen.function_events)
+    return losses + [float(parameter.detach().sum()) for parameter in model.parameters()]
+
+
 dist.init_process_group(sys.argv[1])
 for number, arguments in enumerate(({"hook": False}, {"hook": False, "gradient_as_bucket_view": True}, {"hook": True},
                                     {"hook": False, "find_unused_parameters": True}, {"hook": False, "static_graph": True})):
     result = train(**arguments)
     if dist.get_rank() == 0:
         print(f"losses {number}:", " ".join(value.hex() for value in result))
+result = train_unevenly()
+if dist.get_rank() == 0:
+    print("losses of uneven inputs:", " ".join(value.hex() for value in result))
 dist.destroy_process_group()
