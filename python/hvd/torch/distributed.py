@@ -61,6 +61,7 @@ _DISGUISES: dict[Any, tuple[Any, frozenset[str]]] = {
 _BYTES = _native.DTYPES["uint8"]
 _ANY_RANK = -1
 _BARRIER_TAG = 0x7fffffff  # of monitored_barrier's messages
+_LEAST = timedelta(milliseconds=1)  # that a wait takes: none is the group's timeout
 _LEAVING_S = 5.0
 #: A store outlives the default group, so each of a process' jobs has a key of its own: every rank has made as many.
 _job_numbers = itertools.count()
@@ -207,6 +208,12 @@ class _Group:
         if self._set is None:
             self._set = self._opened()
         return self._set
+
+    def _member(self, what: str, place: int) -> int:
+        """A member's group rank, as the caller gives it. torch looks at those of the default group not at all."""
+        if not 0 <= place < self._size:
+            raise ValueError(f"{what}: there is no rank {place} in a process group of {self._size}")
+        return place
 
     def _start(self, function: Any, keep: Any, *arguments: Any, prescale: float = 1.0, count: int = 0) -> Any:
         """_ops.submit, or _device.submit where the (first) tensor of `keep` lies on a device."""
@@ -401,14 +408,15 @@ class _Group:
         """In place at the root; the others' tensors stay as they are."""
         opts = opts or dist.ReduceOptions()
         tensor, = _one(tensors, "reduce")
+        is_root = self._member("reduce", opts.rootRank) == self._rank
         reduction = _Reduction(opts.reduceOp, tensor.dtype)
         if reduction.bitwise is not None:
-            return self._allreduce_bits(tensor, reduction, opts, into=opts.rootRank == self._rank)
+            return self._allreduce_bits(tensor, reduction, opts, into=is_root)
         given = _dense(tensor)
-        room = given if opts.rootRank == self._rank else torch.empty_like(given)
+        room = given if is_root else torch.empty_like(given)
         op = self._start(lib.hvd_allreduce_async, (given, room), None, reduction.describe(given),
                          reduction.describe(room), reduction.op, prescale=reduction.prescale)
-        at_root = _copy_back([(tensor, room)]) if opts.rootRank == self._rank else None
+        at_root = _copy_back([(tensor, room)]) if is_root else None
         return self._work("reduce", op, tensors, opts, at_root)
 
     def _scatter_reduced(self, what: str, output: Any, given: Any, opts: Any) -> Work:
@@ -434,10 +442,29 @@ class _Group:
         return self._work(what, op, [output], opts, finish)
 
     def reduce_scatter(self, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]], opts: Any = None) -> Work:
-        """Each member gets its tensor of the lists, reduced. All of one size."""
+        """Each member gets its tensor of the lists, reduced."""
         opts = opts or dist.ReduceScatterOptions()
         output, = _one(outputs, "reduce_scatter")
+        if len({tensor.numel() for tensor in inputs[0]}) > 1:
+            return self._scatter_unequal(output, inputs[0], opts)
         return self._scatter_reduced("reduce_scatter", output, _joint(inputs[0], "reduce_scatter"), opts)
+
+    def _scatter_unequal(self, output: Any, parts: Sequence[Any], opts: Any) -> Work:
+        """Everybody's reduction, of which each member takes its part: the library scatters equal parts."""
+        counts = [tensor.numel() for tensor in parts]
+        if len(counts) != self._size or counts[self._rank] != output.numel():
+            raise ValueError(f"reduce_scatter: the list needs {self._size} tensors, this rank's of {output.numel()} elements")
+        given = _dense(_joint(parts, "reduce_scatter"))
+        reduction = _Reduction(opts.reduceOp, given.dtype)
+        if reduction.bitwise is not None:
+            raise ValueError(f"reduce_scatter: ReduceOp.{reduction.name} needs tensors of one size")
+        room = _empty(given.numel(), given)
+        op = self._start(lib.hvd_allreduce_async, (given, room), None, reduction.describe(given), reduction.describe(room),
+                         reduction.op, prescale=reduction.prescale)
+
+        def finish() -> None:
+            output.detach().copy_(room.split(counts)[self._rank].view(output.shape))
+        return self._work("reduce_scatter", op, [output], opts, finish)
 
     def reduce_scatter_single(self, output: Any, given: Any, opts: Any = None) -> Work:
         """Each member gets its equal part of the input, reduced."""
@@ -474,10 +501,11 @@ class _Group:
         """In place."""
         opts = opts or dist.BroadcastOptions()
         tensor, = _one(tensors, "broadcast")
-        room = _dense(tensor) if opts.rootRank == self._rank else _room(tensor)
+        is_root = self._member("broadcast", opts.rootRank) == self._rank
+        room = _dense(tensor) if is_root else _room(tensor)
         where = _moved(room)
         op = self._start(lib.hvd_broadcast_async, room, None, where, where, self._ranks[opts.rootRank])
-        back = _copy_back([(tensor, room)]) if opts.rootRank != self._rank else None
+        back = _copy_back([(tensor, room)]) if not is_root else None
         return self._work("broadcast", op, tensors, opts, back)
 
     def _gather_into(self, what: str, output: Any, given: Any) -> tuple[Any, Any]:
@@ -543,7 +571,7 @@ class _Group:
         """Everybody's tensor in the root's list."""
         opts = opts or dist.GatherOptions()
         given, = _one(inputs, "gather")
-        is_root = opts.rootRank == self._rank
+        is_root = self._member("gather", opts.rootRank) == self._rank
         targets = list(outputs[0]) if is_root and outputs else []
         if is_root and len(targets) != self._size:
             raise ValueError(f"gather: the root's list needs {self._size} tensors")
@@ -557,8 +585,9 @@ class _Group:
         """Each member gets its tensor of the root's list."""
         opts = opts or dist.ScatterOptions()
         output, = _one(outputs, "scatter")
-        sources = list(inputs[0]) if opts.rootRank == self._rank and inputs else []
-        if opts.rootRank == self._rank and len(sources) != self._size:
+        is_root = self._member("scatter", opts.rootRank) == self._rank
+        sources = list(inputs[0]) if is_root and inputs else []
+        if is_root and len(sources) != self._size:
             raise ValueError(f"scatter: the root's list needs {self._size} tensors")
         given = _joint(sources, "scatter") if sources else _empty(0, output)
         room = _room(output)
@@ -622,12 +651,12 @@ class _Group:
         """To group rank `dst`; finished when it has been received."""
         tensor, = _one(tensors, "send")
         source = _dense(tensor)
-        op = self._start(lib.hvd_send_async, source, _moved(source), self._ranks[dst], tag)
+        op = self._start(lib.hvd_send_async, source, _moved(source), self._ranks[self._member("send", dst)], tag)
         return self._work("send", op, tensors)
 
     def recv(self, tensors: Sequence[Any], src: int, tag: int) -> Work:
         """From group rank `src`."""
-        return self._receive(tensors, self._ranks[src], tag)
+        return self._receive(tensors, self._ranks[self._member("recv", src)], tag)
 
     def recv_anysource(self, tensors: Sequence[Any], tag: int) -> Work:
         """From whoever sends first with this tag; source_rank() says who it was."""
@@ -656,11 +685,10 @@ class _Group:
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """A barrier that names who does not come within `timeout`. Group rank 0 knows them all (`wait_all_ranks`), or
         the first; the others know only that it did not let them go on."""
-        limit = timeout if timeout is not None and timeout > timedelta(0) else timedelta(seconds=self._seconds)
+        limit = max(timeout, _LEAST) if timeout is not None and timeout >= timedelta(0) else timedelta(seconds=self._seconds)
         token = torch.zeros(1, dtype=torch.uint8)
         if self._rank != 0:
-            self.send([token], 0, _BARRIER_TAG).wait(limit)
-            self.recv([token], 0, _BARRIER_TAG).wait(limit)
+            self._pass_monitor(token, limit)
             return
         deadline = time.monotonic() + limit.total_seconds()
         tokens = [torch.empty(1, dtype=torch.uint8) for _ in range(self._size)]
@@ -682,6 +710,19 @@ class _Group:
             work.wait(limit)
 
 
+    def _pass_monitor(self, token: Any, limit: timedelta) -> None:
+        """A rank's part of monitored_barrier: says that it has come, and waits for group rank 0."""
+        for start in (self.send, self.recv):
+            work = start([token], 0, _BARRIER_TAG)
+            try:
+                work.wait(limit)
+            except DistributedError as error:
+                if work.done:
+                    raise
+                raise DistributedError(f"monitored_barrier: rank {self._ranks[0]} did not let this rank go on within "
+                                       f"{limit.total_seconds():g} s; its own error says which rank did not come") from error
+
+
 class ProcessGroupHvd(_Group, dist.ProcessGroup):
     """A process group over hvd, with all of its `devices`; made by torch.distributed."""
 
@@ -690,6 +731,40 @@ class ProcessGroupHvd(_Group, dist.ProcessGroup):
         self._devices = devices
         self._names = {"name": "", "desc": "undefined"}
         self._store: Any = None  # of a split
+
+    # The shorter forms of torch's own groups: a tensor for a list of one, and for the options what they would hold.
+    def allreduce(self, tensors: Any, *how: Any, **named: Any) -> Work:
+        """Of a tensor or a list of one: `op`, `timeout`."""
+        return super().allreduce(_listed(tensors), _options(_c10d.AllreduceOptions, ("op",), how, named))
+
+    def broadcast(self, tensors: Any, *how: Any, **named: Any) -> Work:
+        """Of a tensor: `root`, `timeout`."""
+        return super().broadcast(_listed(tensors), _options(_c10d.BroadcastOptions, ("root",), how, named))
+
+    def reduce(self, tensors: Any, *how: Any, **named: Any) -> Work:
+        """Of a tensor: `root`, `op`, `timeout`."""
+        return super().reduce(_listed(tensors), _options(_c10d.ReduceOptions, ("root", "op"), how, named))
+
+    def allgather(self, outputs: Any, inputs: Any, *how: Any, **named: Any) -> Work:
+        """Of a tensor into a list: `timeout`."""
+        return super().allgather(*_paired(outputs, inputs, inputs), _options(_c10d.AllgatherOptions, (), how, named))
+
+    def gather(self, outputs: Any, inputs: Any, *how: Any, **named: Any) -> Work:
+        """Of a tensor into a list: `root`, `timeout`."""
+        return super().gather(*_paired(outputs, inputs, inputs), _options(_c10d.GatherOptions, ("root",), how, named))
+
+    def scatter(self, outputs: Any, inputs: Any, *how: Any, **named: Any) -> Work:
+        """Of a list into a tensor: `root`, `timeout`."""
+        return super().scatter(*_paired(outputs, inputs, outputs), _options(_c10d.ScatterOptions, ("root",), how, named))
+
+    def reduce_scatter(self, outputs: Any, inputs: Any, *how: Any, **named: Any) -> Work:
+        """Of a list into a tensor: `op`, `timeout`."""
+        return super().reduce_scatter(*_paired(outputs, inputs, outputs),
+                                      _options(_c10d.ReduceScatterOptions, ("op",), how, named))
+
+    def barrier(self, *how: Any, **named: Any) -> Work:
+        """`timeout`."""
+        return super().barrier(_options(_c10d.BarrierOptions, (), how, named))
 
     # C++ keeps names with its own kind of backends only.
     def setGroupName(self, name: str) -> None:  # pylint: disable=invalid-name
@@ -779,6 +854,31 @@ def _missing(ranks: Sequence[int], limit: timedelta) -> DistributedError:
     names = ", ".join(map(str, ranks))
     return DistributedError(f"monitored_barrier: {'rank' if len(ranks) == 1 else 'ranks'} {names} did not call it within "
                             f"{limit.total_seconds():g} s")
+
+
+# ---- the shorter forms of calls ----
+
+_FIELDS = {"op": "reduceOp", "root": "rootRank", "timeout": "timeout"}
+
+
+def _options(kind: Any, names: Sequence[str], how: Sequence[Any], named: dict[str, Any]) -> Any:
+    """torch's options of a collective, as they are or made of what stands in their place: `names` in their order, and `timeout`."""
+    given = dict(zip(("opts",) if how and isinstance(how[0], kind) else (*names, "timeout"), how), **named)
+    options = given.pop("opts", None) or kind()
+    for name, value in given.items():
+        if name not in names and name != "timeout":
+            raise TypeError(f"{kind.__name__} has no {name!r}")
+        if value is not None:
+            setattr(options, _FIELDS[name], value)
+    return options
+
+
+def _listed(tensors: Any) -> Sequence[Any]:
+    return [tensors] if isinstance(tensors, torch.Tensor) else tensors
+
+
+def _paired(outputs: Any, inputs: Any, one: Any) -> tuple[Any, Any]:
+    return ([outputs], [inputs]) if isinstance(one, torch.Tensor) else (outputs, inputs)
 
 
 # ---- lists of tensors ----

@@ -183,6 +183,40 @@ class Case:
         else:
             raise AssertionError("other shapes of sparse tensors were not told")
 
+    def short_forms(self) -> None:
+        """A tensor for a list of one, and what stands for the options."""
+        group, last, rows = self.group, self.size - 1, [torch.full((2, 1), float(member)) for member in range(self.size)]
+        mine = rows[self.rank]
+        room = torch.ones(1, 2)
+        result, = group.allreduce(room, dist.ReduceOp.MAX).get_future().wait()
+        assert result is room
+        group.allreduce(room, op=dist.ReduceOp.SUM, timeout=TIMEOUT).wait()
+        same(room, torch.full((1, 2), float(self.size)), "allreduce")
+        room = mine.clone()
+        group.broadcast(room, last).wait()
+        same(room, rows[last], "broadcast")
+        group.reduce(room, root=last).wait()
+        same(room, rows[last] * (self.size if self.rank == last else 1), "reduce")
+        rooms = [torch.zeros(2, 1) for _ in rows]
+        group.allgather(rooms, mine).wait()
+        same(torch.cat(rooms), torch.cat(rows), "allgather")
+        group.scatter(room, rows if self.rank == last else [], last, TIMEOUT).wait()
+        same(room, mine, "scatter")
+        rooms = [torch.zeros(2, 1) for _ in rows] if self.rank == last else []
+        group.gather(rooms, mine, root=last).wait()
+        assert self.rank != last or torch.equal(torch.cat(rooms), torch.cat(rows))
+        group.reduce_scatter(room, rows, dist.ReduceOp.SUM).wait()
+        same(room, mine * self.size, "reduce_scatter")
+        group.barrier(timeout=TIMEOUT).wait()
+        for wrong in (lambda: group.broadcast(room, root=self.size), lambda: group.reduce(room, root=-1),
+                      lambda: dist.gather(room, [room] * self.size, self.size), lambda: dist.scatter(room, [], -1),
+                      lambda: dist.isend(room, -1), lambda: dist.irecv(room, self.size)):
+            try:
+                wrong()
+            except ValueError:
+                continue
+            raise AssertionError("a rank that the group has not was not refused")
+
     def splits(self) -> None:
         """all_to_all_single with uneven rows, and what does not fit."""
         given = [(self.rank + to) % 3 for to in range(self.size)]
@@ -191,6 +225,10 @@ class Case:
         room = torch.zeros(sum(taken), 2)
         dist.all_to_all_single(room, rows, taken, given, group=self.group)
         same(room, torch.cat([torch.full((count, 2), float(member)) for member, count in enumerate(taken)]), "splits")
+        parts = [torch.full((member, 2), 1.0 + self.rank) for member in range(self.size)]
+        room = torch.zeros(self.rank, 2)
+        dist.reduce_scatter(room, parts, group=self.group)
+        same(room, torch.full((self.rank, 2), self.size * (self.size + 1) / 2), "reduce_scatter of unequal parts")
         room = torch.zeros(self.size, dtype=torch.int64)
         dist.all_to_all_single(room, torch.arange(self.size) + 10 * self.rank, group=self.group)
         same(room, torch.arange(self.size) * 10 + self.rank, "equal parts")
@@ -379,7 +417,7 @@ def main() -> None:
         case.moving(dtype, shape, scattered)
     for dtype, shape, scattered in itertools.product(types(REDUCED), SHAPES[1:], (False, True)):
         case.reductions(oracle, dtype, shape, scattered)
-    for check in (case.special_reductions, case.sparse_sums, case.splits, case.coalesced, case.works,
+    for check in (case.special_reductions, case.sparse_sums, case.short_forms, case.splits, case.coalesced, case.works,
                   case.point_to_point, case.mismatches, case.timeouts):
         check()
     subgroups(rank, size)
