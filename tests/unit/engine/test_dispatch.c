@@ -122,6 +122,27 @@ START_TEST(what_is_ready_when_the_job_is_stopped_ends_with_the_reason)
 }
 END_TEST
 
+START_TEST(an_engine_that_may_use_more_processors_gets_more_threads)
+{
+    static struct hvt_bench bench;
+
+    hvt_bench_init(&bench, 2);
+    const uint32_t before = bench.engine->exec.threads;
+    engine_dispatch_grow(&bench.engine->exec, before + 2);
+    ck_assert_uint_eq(bench.engine->exec.threads, before + 2);
+    engine_dispatch_grow(&bench.engine->exec, before); /* never fewer */
+    ck_assert_uint_eq(bench.engine->exec.threads, before + 2);
+    for (int32_t rank = 0; rank < 2; rank++) {
+        struct hvi_submission op = hvt_op(&bench, rank, HVI_KIND_ALLREDUCE, MODERATE, "w", 0);
+        hvt_op_memory(&bench, rank)[MODERATE - 1] = 1;
+        hvt_peer_submit(&bench.peers[rank], &op);
+    }
+    hvt_op_expect_all(&bench, 0, 1, HVI_OK, NULL);
+    ck_assert_float_eq(hvt_op_memory(&bench, 1)[MODERATE - 1], 2);
+    hvt_bench_fini(&bench);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("engine/dispatch");
@@ -134,6 +155,7 @@ int main(void)
     tcase_add_loop_test(tcase, a_connection_that_is_not_needed_is_closed_and_the_job_goes_on, 0, 2);
     suite_add_tcase(suite, tcase);
     tcase_add_test(alone, what_is_ready_when_the_job_is_stopped_ends_with_the_reason);
+    tcase_add_test(alone, an_engine_that_may_use_more_processors_gets_more_threads);
     suite_add_tcase(suite, alone);
     return hvt_run_suite(suite);
 }

@@ -7,6 +7,7 @@
 #include "tests/unit/engine/device/hvt_gpus.h"
 #include "tests/unit/hvt_main.h"
 
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -592,6 +593,64 @@ static struct hvi_trace_row newest_of(int32_t rank)
     return row;
 }
 
+/* The Ack of rank 0's request. */
+static void ask_timeline(enum hvi_packet_kind kind, int fd)
+{
+    struct hvt_peer *peer = &gpus.bench.peers[0];
+    struct pollfd pollfd = {.fd = peer->socket, .events = POLLIN};
+    const uint64_t end_ns = hvi_deadline_after(HVT_DEADLINE_NS);
+    struct hvi_packet_msg msg = {.kind = kind};
+
+    hvt_peer_send(peer, &msg, fd);
+    while (poll(&pollfd, 1, 1) == 0) {
+        ck_assert(!hvi_deadline_passed(end_ns));
+        hvt_bench_turn(&gpus.bench);
+    }
+    ck_assert(hvt_peer_expect(peer, HVI_PACKET_ACK, &msg));
+    ck_assert_int_eq(msg.ack.status, HVI_OK);
+}
+
+static int count_text(const char *text, const char *what)
+{
+    int count = 0;
+
+    for (const char *at = strstr(text, what); at; at = strstr(at + 1, what))
+        count++;
+    return count;
+}
+
+START_TEST(the_timeline_has_a_row_for_each_gpu_with_what_its_streams_took)
+{
+    static char text[65536];
+    char path[] = "/tmp/hvt-gpus-XXXXXX";
+    const int fd = mkstemp(path);
+
+    open_gpus(3, 2);
+    ask_timeline(HVI_PACKET_TIMELINE_START, fd);
+    for (int round = 0; round < 2; round++) {
+        for (int32_t rank = 0; rank < 3; rank++)
+            hvt_gpu_run(&gpus, rank, ALLREDUCE, 10, "w", 1, (uint64_t)round + 1);
+        if (round == 0)
+            make_comm(2);
+        struct hvt_batch batches[2] = {hvt_gpu_take(&gpus, 0), hvt_gpu_take(&gpus, 1)};
+        for (uint32_t gpu = 0; gpu < 2; gpu++) {
+            ck_assert_uint_eq(batches[gpu].head.flags, HVI_DEVICE_TIMED);
+            gpus.workers[gpu].device_ns = 1000 * (gpu + 1);
+            hvt_gpu_finish(&gpus, gpu, &batches[gpu]);
+        }
+        hvt_op_expect_all(&gpus.bench, 0, 2, HVI_OK, NULL);
+    }
+    ask_timeline(HVI_PACKET_TIMELINE_STOP, -1);
+    ck_assert_int_gt(pread(fd, text, sizeof text - 1, 0), 0);
+    ck_assert_int_eq(count_text(text, "\"NCCL_ALLREDUCE\""), 4);
+    ck_assert_int_eq(count_text(text, "\"GPU_ALLREDUCE\""), 2);
+    ck_assert_int_eq(count_text(text, "\"dur\":1.000"), 2);
+    ck_assert_int_eq(count_text(text, "\"dur\":2.000"), 2);
+    close(fd);
+    unlink(path);
+}
+END_TEST
+
 /* Ranks 0 and 2 are on GPU 0, rank 1 on GPU 1. Workers are asked once the trace was looked at, and believed as far as can be. */
 START_TEST(the_trace_has_what_the_stream_of_each_ranks_gpu_took)
 {
@@ -885,6 +944,7 @@ int main(void)
     add(tcase, an_op_that_is_held_ends_as_one_that_waits, 0, 3);
     add(tcase, a_group_is_held_as_a_whole, 0, 2);
     tcase_add_test(tcase, the_trace_has_what_the_stream_of_each_ranks_gpu_took);
+    tcase_add_test(tcase, the_timeline_has_a_row_for_each_gpu_with_what_its_streams_took);
     tcase_add_test(tcase, an_op_that_fails_on_a_gpu_fails_with_the_workers_sentence);
     add(tcase, a_worker_that_is_lost_fails_its_ops_by_name_and_releases_what_waits, 0, 4);
     add(tcase, a_batch_that_has_begun_and_does_not_end_ends_its_worker, 0, 2);
