@@ -251,14 +251,15 @@ int client_control_device_add(struct client_link *link, uint32_t region_id,
     struct client_pending pending = {.request = ++link->last_request};
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_DEVICE_ADD};
     struct request request = {&msg, fds, fd_count};
-    char told[96], refused[112];
+    char told[96], refused[192];
     msg.device_add = (struct hvi_device_add){
         .request = pending.request, .region = region_id, .memory = *memory, .more = more};
     snprintf(told, sizeof(told),
              "was told of %" PRIu64 " bytes of device memory at %#" PRIx64 " and ", memory->bytes,
              memory->address);
     snprintf(refused, sizeof(refused),
-             "the engine refused %" PRIu64 " bytes of device memory at %#" PRIx64 ": ",
+             "the engine refused %" PRIu64 " bytes of device memory at %#" PRIx64
+             ", which HVD_GPU=staged copies through the host for ops without a stream: ",
              memory->bytes, memory->address);
     int rc = more ? send_more(link, &request, what)
                   : ask_for(link, &request, timeout_ns, what, told, refused, &pending);

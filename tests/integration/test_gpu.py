@@ -386,7 +386,7 @@ def test_a_refusal_says_what_is_missing_and_the_job_goes_on(case):
     with gpus("devices=1", *REFUSED, environment=environment, **options) as daemon:
         job = Job(daemon, 2, environment=driver)
         text = refuse(job.ranks[0])
-        assert word in text, text
+        assert word in text and "HVD_GPU=staged" in text, text
         job.check_usable()
         refuse(job.ranks[1])
         staged = Job(daemon, 2, environment=driver | STAGED)

@@ -674,6 +674,7 @@ START_TEST(a_worker_that_does_not_come_is_told_in_hvdds_words)
     float *memory = alloc(BYTES);
     ck_assert_int_eq(submit_on(memory, memory, COUNT, NULL, &op), HVD_ERR_UNSUPPORTED);
     ck_assert_ptr_nonnull(strstr(hvd_last_error(), "no NVIDIA driver: install one"));
+    ck_assert_ptr_nonnull(strstr(hvd_last_error(), "HVD_GPU=staged"));
     hvt_fake_refuse_devices(fake, HVD_OK, NULL);
     struct hvi_submission slot = submit(memory, memory, NULL, &op);
     finish(op, &slot, HVD_OK);
