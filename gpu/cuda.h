@@ -32,6 +32,19 @@ struct hvi_cu_access { /* flags 3: read and write */
     struct hvi_cu_location location;
     int flags;
 };
+struct hvi_cu_allocation_properties { /* CUmemAllocationProp; type 1: pinned */
+    int type, handle_types;
+    struct hvi_cu_location location;
+    void *windows;
+    unsigned char compression, rdma; /* rdma 1: GPUDirect RDMA may use it */
+    unsigned short usage;
+    unsigned char reserved[4];
+};
+struct hvi_cu_multicast_properties { /* CUmulticastObjectProp */
+    unsigned devices;
+    size_t bytes;
+    uint64_t handle_types, flags;
+};
 
 /* CUstreamBatchMemOpParams, 48 bytes. operation 4: wait 64, 5: write 64. Wait's flags 0: cyclic >=. */
 union hvi_cu_memop {
@@ -52,6 +65,7 @@ enum {
     HVI_CU_OUT_OF_MEMORY = 2,
     HVI_CU_NOT_INITIALIZED = 3,
     HVI_CU_NO_DEVICE = 100,
+    HVI_CU_INVALID_DEVICE = 101,
     HVI_CU_INVALID_CONTEXT = 201,
     HVI_CU_ALREADY_MAPPED = 208,
     HVI_CU_NOT_FOUND = 500,
@@ -83,7 +97,11 @@ enum {
     HVI_CU_DEVICE_PROCESSORS = 16,
     HVI_CU_DEVICE_CC_MAJOR = 75,
     HVI_CU_DEVICE_CC_MINOR = 76,
+    HVI_CU_DEVICE_RDMA_VMM = 110,
     HVI_CU_DEVICE_MEMOPS_64 = 122,
+    HVI_CU_DEVICE_MULTICAST = 132,
+    HVI_CU_GRANULARITY_MINIMUM = 0, /* of allocations and of multicast objects */
+    HVI_CU_GRANULARITY_RECOMMENDED = 1,
     HVI_CU_IPC_LAZY_PEER = 1,
     HVI_CU_STREAM_NON_BLOCKING = 1,
     HVI_CU_HOST_PORTABLE = 1,

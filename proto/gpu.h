@@ -59,6 +59,7 @@ struct hvi_gpu_hello {
     uint32_t nccl_version;
     char nccl_text[HVI_TEXT_MAX + 1];
     uint64_t comm_ns; /* the longest join */
+    bool registers;
 };
 struct hvi_gpu_welcome {
     uint64_t generation;
@@ -97,6 +98,7 @@ struct hvi_gpu_comm_id {
     size_t instance_count;
     bool fresh;
     int32_t status;
+    bool registered;
 };
 struct hvi_gpu_comm_join {
     uint64_t request;
@@ -110,6 +112,10 @@ struct hvi_gpu_comm_join {
 struct hvi_gpu_comm_drop {
     uint32_t comm;
     bool abort;
+};
+struct hvi_gpu_register {
+    uint64_t request;
+    uint32_t comm, import;
 };
 
 /* Numbers equal the field numbers of GpuPacket.body. */
@@ -130,8 +136,9 @@ enum hvi_gpu_kind {
     HVI_GPU_COMM_JOIN,
     HVI_GPU_COMM_DROP,
     HVI_GPU_JOB,
+    HVI_GPU_REGISTER,
 };
-#define HVI_GPU_KIND_END (HVI_GPU_JOB + 1)
+#define HVI_GPU_KIND_END (HVI_GPU_REGISTER + 1)
 
 struct hvi_gpu_msg {
     enum hvi_gpu_kind kind;
@@ -152,6 +159,7 @@ struct hvi_gpu_msg {
         struct hvi_gpu_comm_join comm_join;
         struct hvi_gpu_comm_drop comm_drop;
         struct hvi_gpu_job job;
+        struct hvi_gpu_register registering;
     };
 };
 

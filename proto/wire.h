@@ -82,6 +82,7 @@ struct hvi_device_memory {
     unsigned char handle[HVI_WIRE_GPU_HANDLE]; /* LEGACY, POOL */
     uint64_t *chunks;                          /* VMM; allocated */
     size_t chunk_count;
+    bool registers; /* made for NCCL to register */
 };
 struct hvi_device_add {
     uint64_t request;

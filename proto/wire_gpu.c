@@ -59,7 +59,7 @@ static const struct wire_field hello_fields[] = {
     U32(1, hvi_gpu_hello, abi_version),  U64(2, hvi_gpu_hello, instance),
     TEXT(3, hvi_gpu_hello, name, ANY),   TEXT(4, hvi_gpu_hello, uuid, FILLED),
     U32(5, hvi_gpu_hello, nccl_version), TEXT(6, hvi_gpu_hello, nccl_text, ANY),
-    U64(7, hvi_gpu_hello, comm_ns),
+    U64(7, hvi_gpu_hello, comm_ns),      FLAG(8, hvi_gpu_hello, registers),
 };
 static const struct wire_table hello = TABLE(gpu_hello, hello_fields, 0);
 
@@ -111,6 +111,7 @@ static const struct wire_field comm_id_fields[] = {
     LIST(5, hvi_gpu_comm_id, instances, instance_count, WIRE_LONGS, HVI_GPU_COMM_RANKS_MAX, NULL),
     FLAG(6, hvi_gpu_comm_id, fresh),
     STATUS(7, hvi_gpu_comm_id, status),
+    FLAG(8, hvi_gpu_comm_id, registered),
 };
 static const struct wire_table comm_id = TABLE(gpu_comm_id, comm_id_fields, 0);
 
@@ -136,6 +137,13 @@ static const struct wire_field job_fields[] = {
 };
 static const struct wire_table job = TABLE(gpu_job, job_fields, 0);
 
+static const struct wire_field register_fields[] = {
+    U64(1, hvi_gpu_register, request),
+    ID(2, hvi_gpu_register, comm),
+    ID(3, hvi_gpu_register, import),
+};
+static const struct wire_table registering = TABLE(gpu_register, register_fields, 0);
+
 static const struct wire_body bodies[HVI_GPU_KIND_END] = {
     [HVI_GPU_START] = {"start", &start},
     [HVI_GPU_BEAT] = {"beat", &beat},
@@ -153,6 +161,7 @@ static const struct wire_body bodies[HVI_GPU_KIND_END] = {
     [HVI_GPU_COMM_JOIN] = {"comm_join", &comm_join},
     [HVI_GPU_COMM_DROP] = {"comm_drop", &comm_drop},
     [HVI_GPU_JOB] = {"job", &job},
+    [HVI_GPU_REGISTER] = {"registering", &registering},
 };
 
 static const struct wire_body *body_of(unsigned kind)

@@ -197,6 +197,7 @@ static const struct wire_field device_memory_fields[] = {
     NUMBER(5, hvi_device_memory, kind, HVI_DEVICE_LEGACY, HVI_DEVICE_POOL),
     FIXED(6, hvi_device_memory, handle),
     LIST(7, hvi_device_memory, chunks, chunk_count, WIRE_LONGS, HVI_WIRE_CHUNKS_MAX, NULL),
+    FLAG(8, hvi_device_memory, registers),
 };
 const struct wire_table hvi_wire_device_memory = TABLE(device_memory, device_memory_fields, 0);
 

@@ -128,7 +128,8 @@ static int make_piece(struct client_device_memory *memory, uint32_t first, const
     *piece_p = (struct piece){.memory = {.address = memory->base,
                                          .bytes = memory->bytes,
                                          .buffer_id = memory->buffer_id,
-                                         .kind = memory->handle}};
+                                         .kind = memory->handle,
+                                         .registers = memory->registers}};
     memcpy(piece_p->memory.uuid, memory->uuid, sizeof(memory->uuid));
     int error = client_driver_enter(memory->device, &scope);
     if (error == HVI_CU_OK) {

@@ -98,7 +98,20 @@ struct client_device_memory {
     int device;      /* ordinal in this process */
     unsigned char uuid[16];
     struct client_device_chunks *chunks; /* of HVI_DEVICE_VMM: freed by whoever has the struct */
+    bool registers;                      /* the library has made it: NCCL can register it */
 };
+
+/* Memory that the library has made: one chunk. */
+struct client_device_own {
+    uint64_t base, bytes;
+    int device; /* ordinal */
+};
+
+/* At least `bytes` bytes, in one chunk with a descriptor. For hvd_device_alloc: HVD_ERR_INVALID (no such device),
+ * HVD_ERR_NO_MEMORY, HVD_ERR_UNSUPPORTED, with the last error set. */
+int client_device_make(int device, uint64_t bytes, struct client_device_own *own_p);
+/* HVD_ERR_UNSUPPORTED, with the last error set: the driver has refused. */
+int client_device_unmake(const struct client_device_own *own);
 
 /* What the driver says of a tensor's memory. HVD_OK, or HVD_ERR_UNSUPPORTED, HVD_ERR_NO_MEMORY with the last error set. `what` is
  * the call, for sentences; `which` is "in" or "out". */

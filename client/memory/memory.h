@@ -5,6 +5,7 @@
 #define HVD_CLIENT_MEMORY_H
 
 #include "client/device/device.h"
+#include "client/memory/device_own.h"
 #include "client/memory/huge_pages.h"
 #include "client/memory/inline.h"
 #include "client/memory/operand.h"
@@ -59,6 +60,9 @@ static inline void client_memory_put(struct client_memory *memory, struct client
     if (operand->row)
         operand->row->users--;
     operand->row = NULL;
+    if (operand->of_own)
+        client_device_block_put(operand->of_own);
+    operand->of_own = NULL;
     if (operand->block || operand->inline_cells)
         client_memory_give_back(memory, operand);
 }

@@ -21,6 +21,13 @@
 #include <inttypes.h>
 #include <stdlib.h>
 
+/* hvd_device_free refuses the memory from now on. */
+static void hold_own(struct client_operand *operand)
+{
+    if (!operand->of_own)
+        operand->of_own = client_device_block_hold(operand->data);
+}
+
 static void hold(struct client_operand *operand, struct client_memory_row *row)
 {
     operand->kind = CLIENT_MEMORY_DEVICE;
@@ -57,6 +64,7 @@ void client_operands_check(struct client_memory *memory, struct client_operand *
         if (!row || row->kind != CLIENT_MEMORY_DEVICE)
             continue;
         operand->device = row->device;
+        hold_own(operand);
         if (row != checked || row->chunks) {
             client_control_unlock(memory->link);
             current = client_device_is_current(operand->data, operand->bytes, row->buffer_id,
@@ -195,6 +203,8 @@ static int use(struct client_memory *memory, struct client_device_memory *known,
     bool wish = may_stage && memory->device_policy == CLIENT_DEVICE_STAGED;
     may_stage &= memory->device_policy != CLIENT_DEVICE_REQUIRED;
     client_hosts_forget(&memory->hosts);
+    hold_own(operand);
+    known->registers = operand->of_own != NULL;
     if (wish || (may_stage && known->kind == CLIENT_DEVICE_UNSHARED))
         return stage(memory, known, operand);
     if (memory->device_policy == CLIENT_DEVICE_STAGED)

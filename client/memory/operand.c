@@ -30,7 +30,10 @@ bool client_operand_classify(struct client_memory *memory, void *data, uint64_t 
 int client_operand_scratch(struct client_memory *memory, const char *what, uint64_t bytes,
                            struct client_operand *operand)
 {
+    struct client_device_block *of_own = operand->of_own; /* which is copied to and fro */
+    operand->of_own = NULL;
     client_memory_put(memory, operand);
+    operand->of_own = of_own;
     operand->region = HVI_REGION_INLINE;
     operand->offset = 0;
     operand->shared = memory->link->channel.inline_base;

@@ -8,6 +8,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+struct client_device_block;
 struct client_memory;
 struct client_memory_row;
 struct client_staging_block;
@@ -20,7 +21,7 @@ enum client_memory_kind {
     CLIENT_MEMORY_STAGED, /* a CUDA device's: the op works on a copy of it in memory of the host */
 };
 
-/* Holds at most one of row, block and inline_cells, which client_memory_put gives back. */
+/* Holds at most one of row, block and inline_cells, and besides .of_own; client_memory_put gives them back. */
 struct client_operand {
     enum client_memory_kind kind;
     uint32_t region; /* as the engine knows it */
@@ -33,7 +34,8 @@ struct client_operand {
     struct client_memory_row *row;
     struct client_staging_block *block;
     uint32_t inline_cell, inline_cells;
-    int device; /* ordinal, of a device's memory */
+    int device;                         /* ordinal, of a device's memory */
+    struct client_device_block *of_own; /* held: .data is hvd_device_alloc's */
 };
 
 /* Says what memory [data, data + bytes) is, and holds the row that knows it; no system call. False when
@@ -57,7 +59,7 @@ bool client_operand_direct(struct client_memory *memory, uint32_t element,
 /* The same, or finds shared memory for a copy of it. Errors as client_staging_get. */
 int client_operand_locate(struct client_memory *memory, const char *what, uint32_t element,
                           struct client_operand *operand);
-/* Shared memory for `bytes`: inline cells or a staging block. Lets go of what the operand holds. Fails
+/* Shared memory for `bytes`: inline cells or a staging block. Lets go of what the operand holds, but for .of_own. Fails
  * as above. */
 int client_operand_scratch(struct client_memory *memory, const char *what, uint64_t bytes,
                            struct client_operand *operand);

@@ -65,6 +65,8 @@ int client_ops_init(struct client_ops *ops, struct client_memory *memory, int ra
 void client_ops_fini(struct client_ops *ops)
 {
     for (uint32_t i = 0; i < ops->fresh; i++) {
+        client_device_block_put(ops->slots[i].in.of_own); /* which lives longer than the session */
+        client_device_block_put(ops->slots[i].out.of_own);
         free(ops->slots[i].error_owned);
         free(ops->slots[i].new_set);
     }

@@ -172,11 +172,26 @@ static void comm_wanted(void *user, const struct engine_gpu_comm *comm)
         .instances = comm->instances,
         .nodes = comm->nodes,
         .here = engine->roster.here,
+        .registered = comm->registered,
     };
     int status = engine_device_join(&engine->device, &join);
 
     if (status != HVI_OK)
         engine_dispatch_comm(&engine->exec, comm->number, status, hvi_status_text(status));
+}
+
+static bool registers(void *user, uint32_t import)
+{
+    struct engine *engine = user;
+
+    return engine_device_registers(&engine->device, import);
+}
+
+static bool is_registered(void *user, uint32_t comm, uint32_t import)
+{
+    struct engine *engine = user;
+
+    return engine_device_is_registered(&engine->device, comm, import);
 }
 
 static void tell_gpus(void *user, const struct engine_gpu_comm *comm, uint32_t node,
@@ -242,6 +257,8 @@ const struct engine_exec_calls engine_calls_exec = {
     .lane_wanted = lane_wanted,
     .unexplained = unexplained,
     .comm_wanted = comm_wanted,
+    .registers = registers,
+    .is_registered = is_registered,
     .tell_gpus = tell_gpus,
     .comm_over = comm_over,
     .worker_stuck = worker_stuck,

@@ -6,8 +6,10 @@
 #include "daemon/gpu/comm.h"
 
 #include "base/clock.h"
+#include "base/log.h"
 #include "base/status.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -171,11 +173,27 @@ static struct gpu_comm *make(struct gpu_comms *comms, const struct gpu_join *joi
     return NULL;
 }
 
+/* A worker that runs out of memory within a join leaves the others in theirs, for ever. */
+static bool has_to_spare(struct gpu_comms *comms)
+{
+    size_t free_bytes = 0, total = 0;
+
+    return GPU_CALL(comms->calls, "cuMemGetInfo",
+                    comms->calls->cuda->memory_info(&free_bytes, &total)) &&
+           free_bytes >= 2 * COMM_BYTES;
+}
+
 int gpu_comms_can(struct gpu_comms *comms, const struct gpu_join *join, char *text_p,
                   size_t text_size)
 {
     if (find_same(comms, join) != NULL)
         return HVI_OK;
+    if (join->registered && !has_to_spare(comms)) {
+        snprintf(text_p, text_size,
+                 "less than %llu MiB of the GPU are free for a communicator of registered memory",
+                 (unsigned long long)(2 * COMM_BYTES >> 20));
+        return HVI_ERR_NO_MEMORY;
+    }
     if (comms->count < GPU_COMMS_MAX)
         return open_library(comms, text_p, text_size);
     snprintf(text_p, text_size, "the worker has %u communicators already", GPU_COMMS_MAX);
@@ -214,7 +232,113 @@ int gpu_comms_join(struct gpu_comms *comms, const struct gpu_join *join, char *t
     return comm == NULL ? status : add_name(comms, join, comm);
 }
 
+/* ---- registered memory ---- */
+
+bool gpu_comms_can_register(const struct gpu_comms *comms)
+{
+    return comms->nccl.comm_register != NULL && comms->nccl.comm_deregister != NULL &&
+           comms->nccl.number >= GPU_NCCL_REGISTER_MIN;
+}
+
+static bool has_registered(const struct gpu_comm *comm, uint64_t address, uint64_t bytes)
+{
+    const struct gpu_registered *one;
+
+    LL_FOREACH(comm->registered, one)
+    {
+        if (one->address == address && one->bytes >= bytes)
+            return true;
+    }
+    return false;
+}
+
+/* NCCL's call is local, and takes a note: what needs the others is done within the first op (register.cc, nvls.cc 2.28.9). */
+static int register_with(struct gpu_comms *comms, struct gpu_comm *comm, struct gpu_registered *one,
+                         char *text_p, size_t text_size)
+{
+    void *memory = (void *)(uintptr_t)one->address;
+
+    gpu_calls_begin(comms->calls, "ncclCommRegister", comms->join_ns);
+    const int result = comms->nccl.comm_register(comm->handle, memory, one->bytes, &one->handle);
+    gpu_calls_end(comms->calls);
+    if (result != GPU_NCCL_OK) {
+        describe(comms, comm->handle, result, text_p, text_size);
+        return HVI_ERR_UNSUPPORTED;
+    }
+    LL_PREPEND(comm->registered, one);
+    comm->registered_count++;
+    return HVI_OK;
+}
+
+int gpu_comms_register(struct gpu_comms *comms, const void *owner, uint32_t number,
+                       uint64_t address, uint64_t bytes, char *text_p, size_t text_size)
+{
+    struct gpu_comm_name *name = find_name(comms, owner, number);
+    struct gpu_registered *one;
+    int status = HVI_ERR_UNSUPPORTED;
+
+    snprintf(text_p, text_size, "the communicator is gone, or this NCCL registers no memory");
+    if (name == NULL || name->comm == NULL || !gpu_comms_can_register(comms))
+        return status;
+    if (has_registered(name->comm, address, bytes))
+        return HVI_OK;
+    snprintf(text_p, text_size, "the communicator has %u registrations already, or no memory",
+             GPU_REGISTERED_MAX);
+    one = name->comm->registered_count < GPU_REGISTERED_MAX ? calloc(1, sizeof(*one)) : NULL;
+    if (one == NULL)
+        return HVI_ERR_LIMIT;
+    one->address = address;
+    one->bytes = bytes;
+    status = register_with(comms, name->comm, one, text_p, text_size);
+    if (status != HVI_OK)
+        free(one);
+    return status;
+}
+
+/* Where NCCL refuses, it is told no more of it. */
+static void deregister_from(struct gpu_comms *comms, struct gpu_comm *comm,
+                            struct gpu_registered *one)
+{
+    char text[300];
+
+    LL_DELETE(comm->registered, one);
+    comm->registered_count--;
+    gpu_calls_begin(comms->calls, "ncclCommDeregister", comms->join_ns);
+    const int result = comms->nccl.comm_deregister(comm->handle, one->handle);
+    gpu_calls_end(comms->calls);
+    if (result != GPU_NCCL_OK) {
+        describe(comms, comm->handle, result, text, sizeof(text));
+        HVI_LOG(HVI_LOG_WARN, "comm", "not-deregistered", text, "bytes=%" PRIu64, one->bytes);
+    }
+    free(one);
+}
+
+void gpu_comms_deregister(struct gpu_comms *comms, uint64_t address)
+{
+    struct gpu_registered *one, *next;
+    struct gpu_comm *comm;
+
+    DL_FOREACH(comms->comms, comm)
+    {
+        LL_FOREACH_SAFE(comm->registered, one, next)
+        {
+            if (one->address == address)
+                deregister_from(comms, comm, one);
+        }
+    }
+}
+
 /* ---- the end of one ---- */
+
+/* NCCL gives back what is registered with a communicator that ends (register.cc 2.28.9, ncclRegCleanup). */
+static void forget_registered(struct gpu_comm *comm)
+{
+    while (comm->registered != NULL) {
+        struct gpu_registered *one = comm->registered;
+        LL_DELETE(comm->registered, one);
+        free(one);
+    }
+}
 
 static bool abort_comm(struct gpu_comms *comms, struct gpu_comm *comm)
 {
@@ -229,6 +353,7 @@ static bool abort_comm(struct gpu_comms *comms, struct gpu_comm *comm)
     }
     DL_DELETE(comms->comms, comm);
     comms->count--;
+    forget_registered(comm);
     free(comm);
     return good;
 }

@@ -4,7 +4,8 @@
  * A communicator is of processes, by their instances, and outlives the engine that wanted it: the next generation's names it
  * again, and no one joins. It ends by an abort, which goes to all its workers, or with this process; so either all of its
  * workers have it, or none. That holds on one node. One with workers of several nodes is made anew for each engine, as the
- * abort may have reached some nodes and not others. */
+ * abort may have reached some nodes and not others; and so is one for registered memory, as no later engine would know what is
+ * registered with it. */
 #ifndef HVD_GPU_COMM_H
 #define HVD_GPU_COMM_H
 
@@ -13,15 +14,25 @@
 #include "daemon/gpu/nccl.h"
 #include "daemon/gpu/plan.h"
 
-#define GPU_COMMS_MAX 16u
+#define GPU_COMMS_MAX      16u
+#define GPU_REGISTERED_MAX 1024u /* registrations of one communicator */
+
+/* Memory that NCCL knows. */
+struct gpu_registered {
+    struct gpu_registered *next;
+    uint64_t address, bytes;
+    void *handle;
+};
 
 struct gpu_comm {
     struct gpu_comm *prev, *next;
     gpu_nccl_comm handle;
     uint32_t rank, count;
-    bool fresh;        /* workers of other nodes are in it: no later engine names it */
+    bool fresh;        /* no later engine names it */
     uint64_t used;     /* number of the last batch in the stream of NCCL */
     uint64_t error_ns; /* since when NCCL tells of an error; 0: it does not */
+    struct gpu_registered *registered;
+    uint32_t registered_count;
     uint64_t instances[];
 };
 
@@ -51,7 +62,8 @@ struct gpu_join {
     uint32_t number; /* the owner's */
     unsigned char id[HVI_NCCL_ID_BYTES];
     uint32_t rank, count;
-    bool fresh;                /* one of its own */
+    bool fresh;      /* one of its own */
+    bool registered; /* gpu_comms_can: works go without it if there is no memory to spare */
     const uint64_t *instances; /* [count], by rank */
 };
 
@@ -71,6 +83,15 @@ int gpu_comms_join(struct gpu_comms *comms, const struct gpu_join *join, char *t
 /* NULL: the owner has never joined one as that number. */
 const struct gpu_comm_name *gpu_comms_find(const struct gpu_comms *comms, const void *owner,
                                            uint32_t number);
+/* Whether this NCCL can register memory in the way that hvd_device_alloc's needs. Any thread, once it is open. */
+bool gpu_comms_can_register(const struct gpu_comms *comms);
+/* NCCL may use this memory, which is open here, without copies in ops of the communicator. Its rule: all workers have
+ * registered what they bring to an op, or none has; who calls this sees to that. HVI_OK, also if it is registered already; or an
+ * error with a sentence, and nothing has changed. */
+int gpu_comms_register(struct gpu_comms *comms, const void *owner, uint32_t number,
+                       uint64_t address, uint64_t bytes, char *text_p, size_t text_size);
+/* Memory that begins there is about to be closed: no communicator has it registered any more. No batch uses it. */
+void gpu_comms_deregister(struct gpu_comms *comms, uint64_t address);
 /* The owner uses it no more; with `abort` it ends, whoever else names it. False: .calls->failed. */
 bool gpu_comms_drop(struct gpu_comms *comms, const void *owner, uint32_t number, bool abort);
 /* Of the node's workers of the job these live, or it is not known (`count` 0). Communicators that no engine names, and that another

@@ -128,7 +128,7 @@ static bool start(struct gpu_device *device)
 {
     struct hvi_cuda *cuda = &device->cuda;
     struct search search = {.uuid = device->uuid};
-    int memops = 0;
+    int memops = 0, multicast = 0;
 
     begin(device, "dlopen of libcuda.so.1");
     if (hvi_cuda_open(false, cuda, device->why, sizeof(device->why)) != HVI_OK)
@@ -142,6 +142,9 @@ static bool start(struct gpu_device *device)
                  cuda->device_attribute(&memops, HVI_CU_DEVICE_MEMOPS_64, device->ordinal)) ||
         !is_good(device, cuda->device_name(device->name, sizeof(device->name), device->ordinal)))
         return false;
+    device->can_multicast =
+        cuda->device_attribute(&multicast, HVI_CU_DEVICE_MULTICAST, device->ordinal) == HVI_CU_OK &&
+        multicast != 0; /* drivers before 12.1 do not know it */
     if (memops == 0) {
         snprintf(device->why, sizeof(device->why),
                  "%s has no 64-bit memory operations of streams, which fences need", device->name);

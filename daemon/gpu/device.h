@@ -27,6 +27,7 @@ struct gpu_device {
     struct hvi_cuda cuda;
     hvi_cu_device ordinal;
     hvi_cu_context context;
+    bool can_multicast; /* with other GPUs: NCCL may have NVLS */
     char name[64];
     char why[400]; /* it has failed */
 };

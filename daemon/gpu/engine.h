@@ -55,6 +55,9 @@ bool gpu_memory_page(struct gpu_engine *engine, const struct hvi_gpu_page *said)
 bool gpu_memory_session_end(struct gpu_engine *engine, const struct hvi_gpu_session_end *end);
 bool gpu_memory_import(struct gpu_engine *engine, const struct hvi_gpu_import *said);
 bool gpu_memory_release(struct gpu_engine *engine, const struct hvi_gpu_release *said);
+/* Of an import that its batches may name. */
+bool gpu_memory_where(struct gpu_engine *engine, uint32_t import, uint64_t *address_p,
+                      uint64_t *bytes_p);
 /* It is over, and with it all its batches: their kernels write nothing from now on. Before its gates are opened. */
 void gpu_memory_skip(struct gpu_engine *engine);
 /* The .ready words of its pages that are over, or of all if it leaves; all words once it is drained. True: there are some. */
@@ -62,10 +65,11 @@ bool gpu_memory_poison(struct gpu_engine *engine);
 /* Its batches are over: imports and pages are given back. */
 void gpu_memory_drop(struct gpu_engine *engine);
 
-/* ---- joins.c: messages. False: there is no memory for an order ---- */
+/* ---- joins.c: messages. False: there is no memory for an order, or the engine says what cannot be ---- */
 
 bool gpu_joins_id(struct gpu_engine *engine, struct hvi_gpu_comm_id *said);
 bool gpu_joins_join(struct gpu_engine *engine, struct hvi_gpu_comm_join *said);
 bool gpu_joins_drop(struct gpu_engine *engine, const struct hvi_gpu_comm_drop *said);
+bool gpu_joins_register(struct gpu_engine *engine, const struct hvi_gpu_register *said);
 
 #endif

@@ -186,6 +186,8 @@ bool gpu_imports_close_some(struct gpu_imports *imports, struct gpu_calls *calls
         pthread_mutex_unlock(&imports->lock);
         if (call == NULL)
             return false;
+        if (call->pin == NULL && imports->before_close != NULL)
+            imports->before_close(imports->user, call->import->exported.base);
         make_close(calls, call);
         give_call(imports, call);
     } while (!calls->failed && hvi_clock_ns() < end_ns);

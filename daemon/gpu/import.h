@@ -51,6 +51,8 @@ struct gpu_imports {
     void (*answer)(void *owner, uint64_t request, int status, const char *text);
     /* There is something to close. NULL: hvd-import closes, at once. */
     void (*closing)(void *user);
+    /* In gpu_imports_close_some: memory is about to be closed. NULL: no one hears it. */
+    void (*before_close)(void *user, uint64_t address);
     /* The context is broken: this process has to end. NULL: no one hears it. */
     void (*failed)(void *user, const char *text);
     void *user;

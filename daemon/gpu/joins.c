@@ -31,6 +31,9 @@ static void done(struct gpu_order *order)
     } else if (order->kind == GPU_ORDER_JOIN) {
         (void)gpu_engine_ack(engine, order->request, order->status, order->text);
         engine->joins--;
+    } else if (order->kind == GPU_ORDER_REGISTER) {
+        (void)gpu_engine_ack(engine, order->request, order->status,
+                             order->status == HVI_OK ? "" : order->text);
     } else if (order->abort) {
         engine->aborts--;
     }
@@ -82,6 +85,7 @@ bool gpu_joins_id(struct gpu_engine *engine, struct hvi_gpu_comm_id *said)
     if (ask == NULL)
         return false;
     ask->order.check = said->check;
+    ask->order.join.registered = said->registered;
     ask->order.join.rank = rank;
     ask->order.join.fresh = said->fresh;
     take_instances(ask, &said->instances, &said->instance_count);
@@ -104,6 +108,21 @@ bool gpu_joins_join(struct gpu_engine *engine, struct hvi_gpu_comm_join *said)
     ask->order.join.fresh = said->fresh;
     take_instances(ask, &said->instances, &said->instance_count);
     engine->joins++;
+    gpu_launch_order(&engine->worker->launch, &ask->order);
+    return true;
+}
+
+bool gpu_joins_register(struct gpu_engine *engine, const struct hvi_gpu_register *said)
+{
+    struct ask *ask = make_ask(engine, GPU_ORDER_REGISTER, said->comm, said->request);
+
+    if (ask == NULL)
+        return false;
+    if (!gpu_memory_where(engine, said->import, &ask->order.address, &ask->order.bytes)) {
+        engine->asks--;
+        free(ask);
+        return false;
+    }
     gpu_launch_order(&engine->worker->launch, &ask->order);
     return true;
 }

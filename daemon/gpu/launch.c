@@ -569,6 +569,11 @@ static bool follow(struct gpu_launch *launch, struct gpu_order *order)
         order->status =
             gpu_comms_join(&launch->comms, &order->join, order->text, sizeof(order->text));
         return true;
+    case GPU_ORDER_REGISTER:
+        order->status =
+            gpu_comms_register(&launch->comms, order->source, order->join.number, order->address,
+                               order->bytes, order->text, sizeof(order->text));
+        return true;
     case GPU_ORDER_DROP:
         (void)gpu_comms_drop(&launch->comms, order->source, order->join.number, order->abort);
         return true;

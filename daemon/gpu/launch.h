@@ -23,12 +23,13 @@ enum gpu_order_kind {
     GPU_ORDER_ADD,   /* .thing */
     GPU_ORDER_FORGET, /* .thing: back when no batch that was published before uses it */
     GPU_ORDER_LIE, /* the launch thread's: .text is the source's lie, and its ring is not read any more */
-    GPU_ORDER_ID,     /* .join.id comes back; with .check nothing but .status */
-    GPU_ORDER_JOIN,   /* .join */
-    GPU_ORDER_DROP,   /* .join.number, .abort */
-    GPU_ORDER_CLEAR,  /* no source is open: zeros to the memory of the streams; .status */
-    GPU_ORDER_STOP,   /* back when all batches are over; the thread ends */
-    GPU_ORDER_FAILED, /* the launch thread's: .text says why this process has to end */
+    GPU_ORDER_ID,       /* .join.id comes back; with .check nothing but .status */
+    GPU_ORDER_JOIN,     /* .join */
+    GPU_ORDER_DROP,     /* .join.number, .abort */
+    GPU_ORDER_REGISTER, /* .join.number, .address, .bytes */
+    GPU_ORDER_CLEAR,    /* no source is open: zeros to the memory of the streams; .status */
+    GPU_ORDER_STOP,     /* back when all batches are over; the thread ends */
+    GPU_ORDER_FAILED,   /* the launch thread's: .text says why this process has to end */
 };
 
 struct gpu_source;
@@ -44,6 +45,7 @@ struct gpu_order {
     int fd;
     uint64_t request; /* the engine's */
     struct gpu_join join;
+    uint64_t address, bytes;
     bool abort, check;
     int status;
     char text[400];

@@ -73,6 +73,14 @@ static bool close_some(void *user, struct gpu_calls *calls, uint64_t end_ns)
     return gpu_imports_close_some(&worker->imports, calls, end_ns);
 }
 
+/* Likewise. */
+static void before_close(void *user, uint64_t address)
+{
+    struct gpu_worker *worker = user;
+
+    gpu_comms_deregister(&worker->launch.comms, address);
+}
+
 /* The device is there. */
 static void go_up(struct gpu_worker *worker)
 {
@@ -83,6 +91,7 @@ static void go_up(struct gpu_worker *worker)
     worker->up = true;
     worker->imports.answer = gpu_serve_answer;
     worker->imports.closing = on_closing;
+    worker->imports.before_close = before_close;
     worker->imports.failed = on_failure;
     worker->imports.user = worker;
     worker->imports.calls.usual_ns = worker->launch.calls.usual_ns;

@@ -342,6 +342,18 @@ bool gpu_memory_release(struct gpu_engine *engine, const struct hvi_gpu_release 
     return true;
 }
 
+bool gpu_memory_where(struct gpu_engine *engine, uint32_t import, uint64_t *address_p,
+                      uint64_t *bytes_p)
+{
+    const struct gpu_held *held = find_held(engine, import);
+
+    if (held == NULL || held->state != KNOWN)
+        return false;
+    *address_p = held->thing.address;
+    *bytes_p = held->thing.bytes;
+    return true;
+}
+
 /* ---- the end of the engine ---- */
 
 void gpu_memory_drop(struct gpu_engine *engine)

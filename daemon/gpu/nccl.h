@@ -46,6 +46,9 @@ struct gpu_nccl {
 };
 
 #define GPU_NCCL_VERSION_MIN 21800
+/* From 2.26 on NCCL binds to a multicast object what is a multiple of the allocation's granularity (nvls.cc), as
+ * hvd_device_alloc's memory is; before, it wanted a multiple of the object's recommended one. */
+#define GPU_NCCL_REGISTER_MIN 22600
 
 /* Looks at: HVD_NCCL_LIB, and where that is set at nothing else; libnccl.so.2 by the loader; nvidia/nccl/lib below each folder
  * of `path`, with colons between them: gpu-library-path (hvdd.conf), which has site-packages of the system's Pythons; and where

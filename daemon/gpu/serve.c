@@ -89,6 +89,8 @@ static bool handle(struct gpu_engine *engine, struct hvi_gpu_msg *msg)
         return gpu_joins_join(engine, &msg->comm_join);
     case HVI_GPU_COMM_DROP:
         return gpu_joins_drop(engine, &msg->comm_drop);
+    case HVI_GPU_REGISTER:
+        return gpu_joins_register(engine, &msg->registering);
     default:
         return false;
     }
@@ -220,6 +222,8 @@ static int say_hello(struct gpu_engine *engine)
     hvi_uuid_format(worker->start.uuid, msg.hello.uuid);
     msg.hello.comm_ns = worker->launch.comms.join_ns;
     msg.hello.nccl_version = (uint32_t)atomic_load(&worker->launch.comms.version);
+    msg.hello.registers =
+        worker->device.can_multicast && gpu_comms_can_register(&worker->launch.comms);
     return send_msg(engine, &msg, fds, 2);
 }
 

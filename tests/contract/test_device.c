@@ -450,8 +450,9 @@ static int do_op(struct rank *rank)
 /* In chunks, as PyTorch's expandable segments: each second rank has such an arena. */
 static hvi_cu_ptr map_arena(int gpu)
 {
-    int (*create)(hvi_cu_allocation *, size_t, const struct fake_allocation_properties *, uint64_t);
-    const struct fake_allocation_properties properties = {
+    int (*create)(hvi_cu_allocation *, size_t, const struct hvi_cu_allocation_properties *,
+                  uint64_t);
+    const struct hvi_cu_allocation_properties properties = {
         .type = 1, .handle_types = HVI_CU_HANDLE_FD, .location = {1, gpu}};
     const struct hvi_cu_access access = {{1, gpu}, 3};
     void *symbol = hvt_cu_symbol("cuMemCreate");

@@ -19,6 +19,9 @@ struct fakegpu_api {
     int (*device)(void);
     /* Whether work in streams is still run: nothing has broken the context. */
     bool (*is_alive)(void);
+    /* NCCL has registered this memory (`change` 1), or no longer (-1): freeing or unmapping it in between is a fault. False: it is
+     * no memory of devices. */
+    bool (*note_registered)(uint64_t address, size_t bytes, int change);
     /* Rows are looked at before all others, the newest first; the last has no name. They stay the caller's, for ever. */
     void (*add_kernels)(const struct hvd_kernel_row *rows);
 };

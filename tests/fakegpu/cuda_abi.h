@@ -6,12 +6,6 @@
 
 #include "gpu/cuda.h"
 
-struct fake_allocation_properties { /* CUmemAllocationProp */
-    int type, handle_types;         /* type 1: pinned */
-    struct hvi_cu_location location;
-    void *windows;
-    unsigned char flags[8];
-};
 struct fake_pool_properties { /* CUmemPoolProps */
     int type, handle_types;
     struct hvi_cu_location location;
@@ -22,7 +16,6 @@ struct fake_pool_properties { /* CUmemPoolProps */
 };
 
 enum { /* errors that the product has no name for */
-       FAKE_INVALID_DEVICE = 101,
        FAKE_INVALID_IMAGE = 200,
        FAKE_MAP_FAILED = 205,
        FAKE_PEERS_UNSUPPORTED = 217,

@@ -119,7 +119,7 @@ int cu_device_get(hvi_cu_device *device_p, int ordinal)
     if (!fake_is_initialised())
         return HVI_CU_NOT_INITIALIZED;
     if (fake_context_of(ordinal) == NULL)
-        return FAKE_INVALID_DEVICE;
+        return HVI_CU_INVALID_DEVICE;
     *device_p = ordinal;
     return HVI_CU_OK;
 }
@@ -129,7 +129,7 @@ int cu_device_uuid(struct hvi_cu_uuid *uuid_p, hvi_cu_device device)
     struct hvi_cu_context *context = fake_context_of(device);
 
     if (context == NULL)
-        return FAKE_INVALID_DEVICE;
+        return HVI_CU_INVALID_DEVICE;
     fake_device_uuid(context->physical, uuid_p->bytes);
     return HVI_CU_OK;
 }
@@ -139,7 +139,7 @@ int cu_device_name(char *name_p, int size, hvi_cu_device device)
     struct hvi_cu_context *context = fake_context_of(device);
 
     if (context == NULL)
-        return FAKE_INVALID_DEVICE;
+        return HVI_CU_INVALID_DEVICE;
     snprintf(name_p, (size_t)size, "No GPU %d", context->physical);
     return HVI_CU_OK;
 }
@@ -147,7 +147,7 @@ int cu_device_name(char *name_p, int size, hvi_cu_device device)
 int cu_device_total(size_t *bytes_p, hvi_cu_device device)
 {
     if (fake_context_of(device) == NULL)
-        return FAKE_INVALID_DEVICE;
+        return HVI_CU_INVALID_DEVICE;
     *bytes_p = (size_t)fake_number("memory", 600) << 20;
     return HVI_CU_OK;
 }
@@ -166,7 +166,7 @@ int cu_device_attribute(int *value_p, int attribute, hvi_cu_device device)
     const char *capability = fake_setting("cc");
 
     if (fake_context_of(device) == NULL)
-        return FAKE_INVALID_DEVICE;
+        return HVI_CU_INVALID_DEVICE;
     if (capability == NULL || strchr(capability, '.') == NULL)
         capability = "9.0";
     switch (attribute) {
@@ -186,6 +186,9 @@ int cu_device_attribute(int *value_p, int attribute, hvi_cu_device device)
     case FAKE_DEVICE_FABRIC:
         *value_p = 0;
         break;
+    case HVI_CU_DEVICE_MULTICAST:
+        *value_p = fake_says("multicast", "on");
+        break;
     case FAKE_DEVICE_MPS:
         *value_p = is_under_mps();
         break;
@@ -203,7 +206,7 @@ int cu_context_retain(hvi_cu_context *context_p, hvi_cu_device device)
     if (!fake_is_initialised())
         return HVI_CU_NOT_INITIALIZED;
     if (context == NULL)
-        return FAKE_INVALID_DEVICE;
+        return HVI_CU_INVALID_DEVICE;
     if (slow_ms > 0)
         nanosleep(&(struct timespec){slow_ms / 1000, slow_ms % 1000 * 1000000L}, NULL);
     fake_stream_connect();
@@ -272,7 +275,7 @@ static int enqueue_kernels(hvi_cu_stream stream, void (*run)(void *), const void
 const struct fakegpu_api *fakegpu_api(void)
 {
     static const struct fakegpu_api api = {enqueue_kernels, current_device, is_whole,
-                                           fake_add_kernels};
+                                           fake_note_registered, fake_add_kernels};
 
     return &api;
 }

@@ -50,4 +50,7 @@ int fake_range_device(const struct range *range);
 /* A copy, or with `from` NULL a fill, which streams that wait for a value there see whole. */
 void fake_copy(void *to, const void *from, int value, size_t bytes);
 
+/* As fakegpu_api says. */
+bool fake_note_registered(uint64_t address, size_t bytes, int change);
+
 #endif

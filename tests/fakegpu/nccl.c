@@ -10,9 +10,10 @@
 #define GPU_NCCL(member, symbol, need, result, parameters)                                         \
     __attribute__((visibility("default"))) result nccl_##member parameters __asm__(symbol);
 #include "daemon/gpu/nccl.def"
-#include "tests/fakegpu/nccl_more.def"
 #undef GPU_NCCL
 
+_Atomic unsigned fake_nccl_registered_ops;
+static _Atomic unsigned registrations;
 static _Thread_local unsigned depth;
 static _Thread_local struct fake_nccl_op *group;
 static _Thread_local size_t group_count;
@@ -93,6 +94,13 @@ int nccl_init_rank(gpu_nccl_comm *comm_p, int ranks, struct gpu_nccl_id id, int 
     return GPU_NCCL_OK;
 }
 
+static void give_back(struct fake_nccl_memory *memory)
+{
+    (void)cuda()->note_registered(memory->address, memory->bytes, -1);
+    atomic_fetch_sub(&registrations, 1);
+    free(memory);
+}
+
 /* Ops in streams end, or never will since the context is lost. */
 static void end(gpu_nccl_comm comm)
 {
@@ -100,6 +108,11 @@ static void end(gpu_nccl_comm comm)
         nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
     if (atomic_load(&comm->pending) > 0)
         return; /* work that is never run points at it */
+    while (comm->registered != NULL) {
+        struct fake_nccl_memory *memory = comm->registered;
+        comm->registered = memory->next;
+        give_back(memory);
+    }
     fake_nccl_leave(comm);
     free(comm);
 }
@@ -130,17 +143,63 @@ int nccl_async_error(gpu_nccl_comm comm, int *error_p)
     return GPU_NCCL_OK;
 }
 
-int nccl_register(gpu_nccl_comm comm, void *address, size_t bytes, void **handle_p)
+/* --- registered memory --- */
+
+int nccl_comm_register(gpu_nccl_comm comm, void *address, size_t bytes, void **handle_p)
 {
-    (void)comm, (void)bytes;
-    *handle_p = address;
+    check_thread(comm);
+    if (fake_fault_now("nccl-register"))
+        return FAKE_NCCL_SYSTEM_ERROR;
+    if (!cuda()->note_registered((uintptr_t)address, bytes, 1))
+        return FAKE_NCCL_CUDA_ERROR;
+    struct fake_nccl_memory *memory = malloc(sizeof(*memory));
+    if (memory == NULL)
+        fake_blame("no memory for a registration");
+    *memory = (struct fake_nccl_memory){comm->registered, (uintptr_t)address, bytes};
+    comm->registered = memory;
+    atomic_fetch_add(&registrations, 1);
+    *handle_p = memory;
     return GPU_NCCL_OK;
 }
 
-int nccl_deregister(gpu_nccl_comm comm, void *handle)
+int nccl_comm_deregister(gpu_nccl_comm comm, void *handle)
 {
-    (void)comm, (void)handle;
+    struct fake_nccl_memory **at = &comm->registered, *memory = handle;
+
+    check_thread(comm);
+    while (*at != NULL && *at != memory)
+        at = &(*at)->next;
+    if (*at == NULL)
+        return FAKE_NCCL_INVALID_USAGE;
+    if (atomic_load(&comm->pending) > 0)
+        fake_blame("NCCL: memory is deregistered while an op may use it");
+    *at = memory->next;
+    give_back(memory);
     return GPU_NCCL_OK;
+}
+
+void fakegpu_nccl_registered(unsigned *now_p, unsigned *ops_p)
+{
+    *now_p = atomic_load(&registrations);
+    *ops_p = atomic_load(&fake_nccl_registered_ops);
+}
+
+static bool is_registered(const struct gpu_nccl_comm *comm, const void *address)
+{
+    const struct fake_nccl_memory *memory = comm->registered;
+
+    while (memory != NULL && (uintptr_t)address - memory->address >= memory->bytes)
+        memory = memory->next;
+    return memory != NULL;
+}
+
+/* It is looked for by its address, as NCCL does (ncclRegFind). */
+static uint64_t registered_of(const struct fake_nccl_op *op)
+{
+    if (op->kind != ALL_REDUCE && op->kind != ALL_GATHER && op->kind != REDUCE_SCATTER)
+        return 0;
+    return (is_registered(op->comm, op->in) ? 1u : 0u) |
+           (is_registered(op->comm, op->out) ? 2u : 0u);
 }
 
 /* --- ops --- */
@@ -179,6 +238,8 @@ static int enqueue(const struct fake_nccl_op *ops, size_t count)
     batch->is_hanging = fake_fault_now("nccl-hang");
     batch->is_failing = fake_fault_now("nccl-error");
     memcpy(batch->ops, ops, count * sizeof(*ops));
+    for (size_t i = 0; i < count; i++)
+        batch->ops[i].registered = registered_of(&ops[i]);
     if (!ops->comm->is_connected && fake_says("connect", "first"))
         (void)fake_nccl_meet(ops->comm); /* nothing of it is in a stream yet */
     ops->comm->is_connected = true;

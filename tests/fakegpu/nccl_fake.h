@@ -6,7 +6,9 @@
  * a communicator, but abort and async_error (NCCL guide). The ops of all ranks are equal in kind, count, type and order: else the
  * test is to blame (NCCL guide). An op blocks its stream until all ranks have come; if one never comes, until it is aborted (NCCL
  * guide). A rank that is gone is an async error of the others (init.cc). Memory is the device's of the communicator. float8 is
- * reduced from compute capability 9.0 on (section 3.6). */
+ * reduced from compute capability 9.0 on (section 3.6). If a rank brings registered memory to an op, all do, or the test is to
+ * blame (NCCL guide, "User Buffer Registration": undefined). Memory that is registered is not freed or unmapped (register.cc 2.28.9
+ * keeps its address); the end of the communicator gives it back (ncclRegCleanup there). */
 #ifndef FAKEGPU_NCCL_FAKE_H
 #define FAKEGPU_NCCL_FAKE_H
 
@@ -33,6 +35,7 @@ enum fake_nccl_kind { ALL_REDUCE, BROADCAST, ALL_GATHER, REDUCE_SCATTER, SEND, R
 
 struct fake_nccl_said {
     uint32_t kind, type, op, root;
+    uint64_t registered; /* 1: its input is; 2: its output */
     uint64_t count, number;
 };
 
@@ -56,7 +59,13 @@ struct fake_nccl_area {
     struct fake_nccl_member members[FAKE_NCCL_RANKS];
 };
 
+struct fake_nccl_memory { /* registered */
+    struct fake_nccl_memory *next;
+    uint64_t address, bytes;
+};
+
 struct gpu_nccl_comm {
+    struct fake_nccl_memory *registered; /* of the thread that makes all calls, and of the end */
     int ranks, rank, fd;
     struct fake_nccl_area *area;
     char *stages;                /* FAKE_NCCL_STAGE bytes for each rank */
@@ -78,6 +87,7 @@ struct fake_nccl_op {
     gpu_nccl_comm comm;
     void *stream;
     size_t done; /* bytes of a send or receive */
+    uint64_t registered;
 };
 
 struct fake_nccl_batch { /* one op; or sends and receives of a group */
@@ -86,6 +96,11 @@ struct fake_nccl_batch { /* one op; or sends and receives of a group */
     size_t count;
     struct fake_nccl_op ops[];
 };
+
+/* For tests, by dlsym: registrations that are there, and collectives on registered memory that have run, in this process. */
+__attribute__((visibility("default"))) void fakegpu_nccl_registered(unsigned *now_p,
+                                                                    unsigned *ops_p);
+extern _Atomic unsigned fake_nccl_registered_ops;
 
 /* Makes and fills in an id. */
 int fake_nccl_make_id(struct gpu_nccl_id *id_p);

@@ -188,6 +188,11 @@ static void compare(const struct fake_nccl_op *op)
 
     for (int rank = 0; rank < op->comm->ranks; rank++) {
         const struct fake_nccl_said *said = &op->comm->area->members[rank].said;
+        if (said->number == self->number && said->registered != self->registered)
+            fake_blame("of NCCL's op %llu rank %d has registered memory and rank %d has not",
+                       (unsigned long long)self->number,
+                       said->registered > self->registered ? rank : op->comm->rank,
+                       said->registered > self->registered ? op->comm->rank : rank);
         if (memcmp(said, self, sizeof(*said)) != 0)
             fake_blame(
                 "the ranks' NCCL ops differ: op %llu of rank %d is kind %u, %llu of type %u, "
@@ -205,9 +210,11 @@ static void run_collective(const struct fake_nccl_op *op)
     const size_t total = op->count * types[op->type].bytes;
     const size_t segments = op->kind == REDUCE_SCATTER ? (size_t)op->comm->ranks : 1;
 
-    op->comm->area->members[op->comm->rank].said =
-        (struct fake_nccl_said){(uint32_t)op->kind, (uint32_t)op->type,  (uint32_t)op->op,
-                                (uint32_t)op->peer, (uint64_t)op->count, ++op->comm->number};
+    op->comm->area->members[op->comm->rank].said = (struct fake_nccl_said){
+        (uint32_t)op->kind, (uint32_t)op->type,  (uint32_t)op->op,  (uint32_t)op->peer,
+        op->registered,     (uint64_t)op->count, ++op->comm->number};
+    if (op->registered == 3)
+        atomic_fetch_add(&fake_nccl_registered_ops, 1);
     for (size_t segment = 0; segment < segments; segment++) {
         size_t at = 0;
         do {

@@ -16,6 +16,7 @@
  * | cc=MAJOR.MINOR | 9.0 | compute capability |
  * | version=N, nccl=N | 13000, 22809 | of the driver, of NCCL |
  * | nvlink=all, none, A-B+C-D | all | which devices have NVLink between them, and so peer access |
+ * | multicast=on | | devices can multicast, as with an NVSwitch: NCCL has NVLS then |
  * | mig=N, instances=N | none, 2 | the device in MIG mode, and its instances, whose physical numbers follow those of all devices |
  * | nvml-holes=SEED | none | every fourth answer of NVML, as the seed has it, is NOT_SUPPORTED |
  * | sync=strict, or alloc, open, load | | which calls wait for the work of all streams of the process beside close, free and
@@ -42,6 +43,7 @@
  * | denied@n | the n-th device cannot be opened: NVML knows it, CUDA does not show it |
  * | exporter-exit@n | the process is killed at its first call after the n-th handle was exported |
  * | wrong-reduce | the probes' kernels add a wrong element |
+ * | nccl-register@n | the n-th registration of memory with NCCL fails |
  * | nccl-join-hang@n, nccl-hang@n, nccl-error@n | the n-th communicator is never joined; the n-th op never ends, and for the
  *   last ncclCommGetAsyncError tells of an error |
  *

@@ -115,9 +115,26 @@ void fake_range_drop(struct range *range, const char *call, bool is_waiting)
         fake_blame("%s of %p while work in a stream uses it", call, (void *)range->base);
     while (range->users > 0)
         pthread_cond_wait(&unused, &lock);
+    if (range->registered > 0)
+        fake_blame("%s of %p while NCCL has it registered", call, (void *)range->base);
     range->kind = RANGE_GONE;
     range->gone = call;
     pthread_mutex_unlock(&lock);
+}
+
+bool fake_note_registered(uint64_t address, size_t bytes, int change)
+{
+    bool found = false;
+
+    pthread_mutex_lock(&lock);
+    for (struct range *range = ranges; range != NULL; range = range->next) {
+        if ((range->kind & RANGE_DEVICE) == 0 || !overlaps(range, address, bytes))
+            continue;
+        range->registered += change;
+        found = true;
+    }
+    pthread_mutex_unlock(&lock);
+    return found;
 }
 
 struct range *fake_pin(uint64_t address, const char *what)

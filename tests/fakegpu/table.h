@@ -32,6 +32,7 @@ struct range {
     uint64_t id;
     int users;                /* work in streams */
     int references;           /* IMPORTED: opens */
+    int registered;           /* by communicators of NCCL */
     bool is_accessible;       /* MAPPED: cuMemSetAccess was called */
     bool is_shared;           /* others may open it: freeing it while they do is a fault */
     int handle_types;         /* RANGE_MAPPED: for which it was made */

@@ -16,7 +16,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define UNIT ((size_t)2 << 20)
+#define UNIT        ((size_t)2 << 20)
+#define RECOMMENDED ((size_t)512 << 20) /* of a multicast object; other than the minimum (cuda.h) */
 
 struct physical { /* what a hvi_cu_allocation points to */
     struct physical *next;
@@ -80,15 +81,29 @@ static void put(struct physical *physical)
     free(physical);
 }
 
-int cu_granularity(size_t *bytes_p, const struct fake_allocation_properties *properties, int option)
+int cu_granularity(size_t *bytes_p, const struct hvi_cu_allocation_properties *properties,
+                   int option)
 {
     (void)properties, (void)option;
     *bytes_p = UNIT;
     return fake_ready();
 }
 
+int cu_multicast_granularity(size_t *bytes_p, const struct hvi_cu_multicast_properties *properties,
+                             int option)
+{
+    const int error = fake_ready();
+
+    if (error == HVI_CU_OK && !fake_says("multicast", "on"))
+        return HVI_CU_NOT_SUPPORTED;
+    if (error == HVI_CU_OK && (properties->devices == 0 || properties->flags != 0))
+        return HVI_CU_INVALID_VALUE;
+    *bytes_p = option == HVI_CU_GRANULARITY_MINIMUM ? UNIT : RECOMMENDED;
+    return error;
+}
+
 int cu_create(hvi_cu_allocation *handle_p, size_t bytes,
-              const struct fake_allocation_properties *properties, uint64_t flags)
+              const struct hvi_cu_allocation_properties *properties, uint64_t flags)
 {
     const int error = fake_ready();
     struct hvi_cu_context *context = fake_context_of(properties->location.id);

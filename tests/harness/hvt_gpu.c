@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Each GPU has an arena, so that most tensors lie in one allocation, at odd offsets, as with a framework's allocator. It starts
- * again from its beginning when nothing in it is used any more. */
+ * again from its beginning when nothing in it is used any more. A second arena is made by the library, so that NCCL can register it. */
 #include "tests/harness/hvt_gpu.h"
 
 #include "gpu/cuda.h"
+#include "hvd/hvd.h"
 #include "tests/fakegpu/cuda_abi.h"
 
 #include <dlfcn.h>
@@ -25,8 +26,10 @@ static struct hvi_cuda cuda;
 static struct gpu {
     hvi_cu_context context;
     hvi_cu_stream copies;
-    hvi_cu_ptr arena;
-    size_t used, users;
+    struct arena {
+        hvi_cu_ptr base;
+        size_t used, users;
+    } arenas[2]; /* the driver's, the library's */
     struct {
         hvi_cu_ptr base;
         size_t chunks, used, users;
@@ -148,8 +151,9 @@ static void *alloc_own(struct gpu *gpu, int number, size_t bytes, bool is_pooled
 
 static void map_chunk(int number, hvi_cu_ptr at)
 {
-    int (*create)(hvi_cu_allocation *, size_t, const struct fake_allocation_properties *, uint64_t);
-    const struct fake_allocation_properties properties = {
+    int (*create)(hvi_cu_allocation *, size_t, const struct hvi_cu_allocation_properties *,
+                  uint64_t);
+    const struct hvi_cu_allocation_properties properties = {
         .type = 1, .handle_types = HVI_CU_HANDLE_FD, .location = {1, number}};
     const struct hvi_cu_access access = {{1, number}, 3};
     void *found = symbol("cuMemCreate");
@@ -199,6 +203,28 @@ static bool free_in_segment(const void *data)
     return false;
 }
 
+static void *alloc_in_arena(int number, struct arena *arena, size_t bytes, bool is_made)
+{
+    void *made = NULL;
+
+    if (!arena->base && is_made && hvd_device_alloc(ARENA_BYTES, number, &made) != HVD_OK) {
+        fprintf(stderr, "hvt-rank: %s\n", hvd_last_error());
+        exit(3);
+    }
+    if (!arena->base && is_made)
+        arena->base = (uintptr_t)made;
+    if (!arena->base)
+        check(cuda.alloc(&arena->base, ARENA_BYTES), "cuMemAlloc");
+    if (arena->users++ == 0)
+        arena->used = 0;
+    if (bytes > ARENA_BYTES - arena->used) {
+        fputs("hvt-rank: the arena is full\n", stderr);
+        exit(3);
+    }
+    arena->used += bytes;
+    return (void *)(uintptr_t)(arena->base + arena->used - bytes);
+}
+
 void *hvt_gpu_alloc(int number, size_t bytes, enum hvt_gpu_kind kind)
 {
     struct gpu *gpu = enter(number);
@@ -206,35 +232,27 @@ void *hvt_gpu_alloc(int number, size_t bytes, enum hvt_gpu_kind kind)
     bytes = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT + ALIGNMENT;
     if (kind == HVT_GPU_SEGMENT)
         return alloc_in_segment(gpu, number, bytes);
-    if (kind != HVT_GPU_ARENA || bytes > ARENA_BYTES)
+    if ((kind != HVT_GPU_ARENA && kind != HVT_GPU_MADE) || bytes > ARENA_BYTES)
         return alloc_own(gpu, number, bytes, kind == HVT_GPU_POOL);
-    if (!gpu->arena)
-        check(cuda.alloc(&gpu->arena, ARENA_BYTES), "cuMemAlloc");
-    if (gpu->users++ == 0)
-        gpu->used = 0;
-    if (bytes > ARENA_BYTES - gpu->used) {
-        fputs("hvt-rank: the arena is full\n", stderr);
-        exit(3);
-    }
-    gpu->used += bytes;
-    return (void *)(uintptr_t)(gpu->arena + gpu->used - bytes);
+    return alloc_in_arena(number, &gpu->arenas[kind == HVT_GPU_MADE], bytes, kind == HVT_GPU_MADE);
 }
 
-static struct gpu *arena_of(const void *data)
+static struct arena *arena_of(const void *data)
 {
-    for (int i = 0; i < GPUS; i++) {
-        if (gpus[i].arena && (uintptr_t)data - gpus[i].arena < ARENA_BYTES)
-            return &gpus[i];
+    for (int i = 0; i < 2 * GPUS; i++) {
+        struct arena *arena = &gpus[i / 2].arenas[i % 2];
+        if (arena->base && (uintptr_t)data - arena->base < ARENA_BYTES)
+            return arena;
     }
     return NULL;
 }
 
 void hvt_gpu_free(void *data, void (*forget)(void *user, void *data), void *user)
 {
-    struct gpu *gpu = arena_of(data);
+    struct arena *arena = arena_of(data);
 
-    if (gpu) {
-        gpu->users--;
+    if (arena) {
+        arena->users--;
         return;
     }
     if (free_in_segment(data))

@@ -133,6 +133,54 @@ def test_an_op_that_needs_one_communicator_more_than_a_worker_has_fails_and_the_
         job.close()
 
 
+LARGE = 140_000  # elements of int32 that NCCL is given where they lie
+
+
+def registering(*allowed: str, faults: str = ""):
+    """A hvdd with two GPUs that can multicast: NCCL registers memory of hvd_device_alloc there."""
+    return gpus("devices=2;multicast=on", *allowed, faults=faults, gpu_idle="1s")
+
+
+def test_memory_of_hvd_device_alloc_is_registered_and_given_back():
+    with registering("rank-lost", "job-failed", "engine-ended") as daemon:
+        job = Job(daemon, 2)
+        for _ in range(3):  # the fake ends a worker that mixes registered memory with other
+            reduce_on(job, [0, 1], LARGE, memory="made")
+            reduce_on(job, [0, 1], LARGE, memory="device")
+            reduce_on(job, [0, 1], 100, memory="made", in_place=True)
+        wait_until(lambda: len(daemon.lines("registered")) == 2, "both ranks' memory to be registered")
+        reduce_on(job, [0, 1], LARGE, memory="made", in_place=True)
+        wait_until(lambda: [row["communicators"] for row in daemon.ctl.json("gpus")["gpus"]] == [2, 2], "two communicators")
+        job.ranks[1].kill()  # its memory is closed, and that of the other is not
+        wait_until(lambda: job.ranks[0].state().status == Status.ERR_RANK_LOST, "the loss to be known")
+        job.ranks[0].close()
+        job.ranks[1] = daemon.rank()
+        for number, rank in enumerate(job.ranks):
+            rank.post("open", job=job.name, rank=number, size=2)
+        assert all(rank.collect_outcome().ok for rank in job.ranks)
+        for _ in range(2):
+            reduce_on(job, [0, 1], LARGE, memory="made")
+        wait_until(lambda: len(daemon.lines("registered")) == 4, "it to be registered with the new communicator")
+        reduce_on(job, [0, 1], LARGE, memory="made")
+        job.close()
+
+
+def test_what_nccl_does_not_register_is_reduced_all_the_same():
+    with registering("not-registered", faults="hvdd-gpu/nccl-register") as daemon:
+        job = Job(daemon, 2)
+        for _ in range(2):
+            reduce_on(job, [0, 1], LARGE, memory="made")
+        daemon.expect_line("not-registered", "unhandled system error")
+        reduce_on(job, [0, 1], LARGE, memory="made")
+        job.close()
+    with gpus("devices=2", gpu_idle="1s") as daemon:  # no multicast
+        job = Job(daemon, 2)
+        for gpu_of in ([0, 0], [0, 1], [0, 1]):
+            reduce_on(job, gpu_of, LARGE, memory="made")
+        assert not daemon.lines("registered") and {row["communicators"] for row in daemon.ctl.json("gpus")["gpus"]} <= {0, 1}
+        job.close()
+
+
 def test_many_ops_in_flight_are_done_in_few_batches(daemon):
     job = Job(daemon, 2)
     inputs = inputs_of(2, 33)
@@ -464,7 +512,7 @@ def test_an_instance_of_a_gpu_in_mig_mode_is_a_gpu_of_its_own():
         job.close()
 
 
-@pytest.mark.parametrize("memory", ["device", "segment"])
+@pytest.mark.parametrize("memory", ["device", "segment", "made"])
 def test_a_worker_serves_the_next_generation_of_its_job(daemon, memory):
     daemon.allow("rank-lost", "job-failed", "engine-ended")
     job = Job(daemon, 2)

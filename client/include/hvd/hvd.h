@@ -304,6 +304,22 @@ HVD_API int hvd_adopt(struct hvd_session *session, void *ptr, size_t bytes);
  * shared memory. */
 HVD_API int hvd_deregister(struct hvd_session *session, void *ptr);
 
+/* Memory of a CUDA device, of the process and of no session, made as ncclMemAlloc makes its own: at least
+ * `bytes` bytes, not zeroed, rounded up to what the driver recommends (2 MiB as a rule); one piece, which
+ * hvdd's worker opens by one descriptor, and which GPUDirect RDMA may use where the device can do that.
+ * `device` is its ordinal in this process, as cudaSetDevice takes it. CUDA has to be in use here already: the
+ * library does not load libcuda. The device's primary context is made if it is not there.
+ *   Where all ranks of an allreduce have `in` and `out` of 512 KiB and more in such memory, each on a GPU of its own,
+ * NCCL may use them registered, without a copy inside it and with the NVSwitch's own additions (NVLS). That
+ * needs NCCL 2.26 and GPUs that can multicast. It begins with a later op than the first, and never fails one.
+ *   Any thread. HVD_ERR_INVALID (also: no such device), HVD_ERR_NO_MEMORY, HVD_ERR_UNSUPPORTED. */
+HVD_API int hvd_device_alloc(size_t bytes, int device, void **ptr_p);
+/* `ptr` from hvd_device_alloc. As ncclMemFree it waits for no stream: nothing that uses the memory may be
+ * enqueued any more. Sessions notice it as any free: call hvd_device_forget before, so that the GPU's memory is free at once.
+ * HVD_ERR_BUSY while an op in flight uses it, HVD_ERR_NOT_FOUND; HVD_ERR_FORKED in a child; HVD_ERR_UNSUPPORTED
+ * if the driver refuses: `ptr` is forgotten then. */
+HVD_API int hvd_device_free(void *ptr);
+
 /* For allocators of device memory: the allocation that holds `ptr` is about to be freed, and the engine
  * lets go of it. Without this call a free is noticed at the next use of that address, and until then
  * the GPU's memory is not free. Of a reservation that is mapped in chunks (cuMemMap) the engine lets go of

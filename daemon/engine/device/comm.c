@@ -19,7 +19,8 @@
  *   any node: it has failed ----------FAILED-----------> first node -----------------------FAILED-------> all others
  *
  * All nodes want the same communicators in the same order (exec/gpu.c), but not at the same time, so what is heard too early is
- * kept. Such a communicator lasts for this engine alone: when a job is broken, some nodes may have it and others not. */
+ * kept. Such a communicator lasts for this engine alone: when a job is broken, some nodes may have it and others not. So does one
+ * for registered memory, as the next engine would not know what is registered with it. */
 #include "base/log.h"
 #include "base/status.h"
 #include "daemon/engine/device/room.h"
@@ -34,6 +35,8 @@ struct engine_device_comm {
     struct engine_device_comm *next;
     uint32_t number, count, waiting; /* waiting: GpuCommIds, or GpuAcks, that are due */
     bool joining, started;
+    bool registered; /* for registered memory */
+    bool fresh;      /* it lasts for this engine */
     unsigned char id[HVI_NCCL_ID_BYTES];
     uint64_t deadline_ns; /* other nodes are waited for until then; 0: they are not */
     uint32_t ranks, here;
@@ -205,7 +208,8 @@ static int ask_ids(struct engine_device *device, struct engine_device_comm *comm
                                   .comm_id = {.check = comm->own[i].rank > 0,
                                               .instances = comm->instances,
                                               .instance_count = comm->ranks,
-                                              .fresh = comm->nodes != NULL}};
+                                              .fresh = comm->fresh,
+                                              .registered = comm->registered}};
         status = engine_device_expect(worker, ENGINE_DEVICE_COMM_ID, comm->number, worker->comm_ns,
                                       &msg.comm_id.request);
         if (status == HVI_OK)
@@ -295,6 +299,8 @@ static struct engine_device_comm *comm_new(struct engine_device *device,
     comm->count = join->count;
     comm->ranks = join->ranks;
     comm->here = join->here;
+    comm->registered = join->registered;
+    comm->fresh = join->nodes != NULL || join->registered;
     if (take_ranks(device, comm, join))
         return comm;
     free_comm(comm);
@@ -338,7 +344,7 @@ static int send_join(struct engine_device *device, const struct engine_device_co
     msg.comm_join.rank = comm->own[index].rank;
     msg.comm_join.instances = comm->instances;
     msg.comm_join.instance_count = comm->ranks;
-    msg.comm_join.fresh = comm->nodes != NULL;
+    msg.comm_join.fresh = comm->fresh;
     int status = engine_device_expect(worker, ENGINE_DEVICE_COMM_JOIN, comm->number,
                                       worker->comm_ns, &msg.comm_join.request);
     return status == HVI_OK ? engine_device_send(worker, &msg, NULL, 0) : status;

@@ -94,6 +94,8 @@ struct engine_device_worker {
     struct hvi_device_channel channel; /* linked, leaving */
     int event_fd;                      /* of its launch thread */
     uint32_t nccl_version;
+    bool registers;      /* its NCCL and its GPU can */
+    uint32_t registered; /* imports that NCCL has there, or was asked to have */
     /* The longest join: gpu-comm-timeout, in which it ends itself and says why, and some more. */
     uint64_t comm_ns;
     int refused_status,
@@ -163,6 +165,14 @@ int engine_device_import_more(struct engine_device *device, uint32_t import,
  * worker does not have it, and nothing follows. */
 int engine_device_release(struct engine_device *device, uint64_t ticket, uint32_t import);
 
+#define ENGINE_DEVICE_REGISTERED_MAX 256u /* imports of a worker */
+
+/* Whether NCCL can have this import registered: the trainer has made it for that, it is open, and the worker can. */
+bool engine_device_registers(struct engine_device *device, uint32_t import);
+/* Whether it is registered with this communicator, which is ready. If it was not asked for, it is now, and a later call may say
+ * true. Each import is registered with one communicator, the first. */
+bool engine_device_is_registered(struct engine_device *device, uint32_t comm, uint32_t import);
+
 /* ---- fence pages ---- */
 
 /* For all workers, and later ones; `fd` is copied. HVI_INPROGRESS: `paged` follows. HVI_OK: there is no worker yet. */
@@ -181,6 +191,7 @@ struct engine_device_join {
     const uint64_t *instances; /* [ranks]; NULL: all workers are here */
     const uint32_t *nodes;     /* [ranks], likewise */
     uint32_t here;             /* this node */
+    bool registered;           /* for registered memory: one of this engine alone */
 };
 
 /* `joined` follows; and once more with an error if it is over before its workers are. HVI_OK, HVI_ERR_NO_MEMORY. */

@@ -7,6 +7,8 @@
  *     |  +--released between its pieces----------------------+
  *     +--worker lost or refused, error--> gone
  *
+ * registered, of one that is ready: no --asked for--> asked --GpuAck--> yes, or refused, which is the end
+ *
  * One setter: set_state. An import that nobody wants any more while its GpuImport is under way is abandoned: it is
  * released as soon as the worker has it. The exporter is named by its pid and the time at which the
  * process was started, because the worker keeps what a live process exported over generations. */
@@ -24,6 +26,7 @@
 #include <unistd.h>
 
 enum state { ASKED, SENT, READY, CLOSING };
+enum registered { NOT_REGISTERED, REGISTERING, REGISTERED, NEVER_REGISTERED };
 
 /* A GpuImport to come. */
 struct piece {
@@ -40,7 +43,10 @@ struct engine_device_import {
     uint32_t number;
     enum state state;
     bool abandoned;
-    bool begun;                      /* the worker has heard of it */
+    bool begun;     /* the worker has heard of it */
+    bool registers; /* it was made for NCCL to register */
+    enum registered registered;
+    uint32_t comm;                   /* with which it is registered */
     uint64_t ticket, release_ticket; /* 0: nobody waits */
     pid_t pid;
     uint64_t process_start;
@@ -85,6 +91,8 @@ static struct engine_device_import **find(struct engine_device *device, uint32_t
 
 static void forget(struct engine_device_import *import)
 {
+    if (import->comm != 0)
+        import->worker->registered--;
     struct engine_device_import **link = find(import->worker->device, import->number);
 
     *link = import->next;
@@ -208,6 +216,8 @@ static struct engine_device_import *import_new(struct engine_device_worker *work
     import->ticket = ticket;
     import->pid = add->pid;
     import->process_start = start_of(add->pid);
+    import->registers = add->memory->registers && add->memory->kind == HVI_DEVICE_VMM &&
+                        add->memory->chunk_count == 1 && !add->more;
     import->pieces = piece_new(add, status_p);
     if (!import->pieces) {
         free(import);
@@ -323,6 +333,61 @@ static void opened(struct engine_device_import *import, const struct engine_devi
         end(import, HVI_OK, "");
 }
 
+/* ---- registration ---- */
+
+bool engine_device_registers(struct engine_device *device, uint32_t number)
+{
+    const struct engine_device_import *import = *find(device, number);
+
+    return import && import->registers && import->state == READY && import->worker->registers &&
+           import->registered != NEVER_REGISTERED;
+}
+
+/* Without an answer it would never be registered: so too where it cannot be sent. */
+static void ask_to_register(struct engine_device_import *import, uint32_t comm)
+{
+    struct engine_device_worker *worker = import->worker;
+    struct hvi_gpu_msg msg = {.kind = HVI_GPU_REGISTER,
+                              .registering = {.comm = comm, .import = import->number}};
+
+    import->registered = NEVER_REGISTERED;
+    if (worker->registered >= ENGINE_DEVICE_REGISTERED_MAX ||
+        engine_device_expect(worker, ENGINE_DEVICE_REGISTER, import->number,
+                             ENGINE_DEVICE_ANSWER_NS, &msg.registering.request) != HVI_OK)
+        return;
+    if (engine_device_send(worker, &msg, NULL, 0) != HVI_OK) {
+        engine_device_unexpect(worker, msg.registering.request);
+        return;
+    }
+    import->registered = REGISTERING;
+    import->comm = comm;
+    worker->registered++;
+}
+
+bool engine_device_is_registered(struct engine_device *device, uint32_t comm, uint32_t number)
+{
+    struct engine_device_import *import = *find(device, number);
+
+    if (!engine_device_registers(device, number))
+        return false;
+    if (import->registered == NOT_REGISTERED)
+        ask_to_register(import, comm);
+    return import->registered == REGISTERED && import->comm == comm;
+}
+
+static void registered(struct engine_device_import *import,
+                       const struct engine_device_answer *answer)
+{
+    const bool good = answer->status == HVI_OK;
+
+    HVI_LOG(good ? HVI_LOG_INFO : HVI_LOG_WARN, "device", good ? "registered" : "not-registered",
+            good ? "NCCL has memory registered" : answer->text, "gpu=%s import=%u comm=%u",
+            import->worker->uuid_text, import->number, import->comm);
+    import->registered = good ? REGISTERED : NEVER_REGISTERED;
+}
+
+/* ---- answers, and the end ---- */
+
 void engine_device_import_answered(struct engine_device *device, enum engine_device_wait wait,
                                    uint32_t number, const struct engine_device_answer *answer)
 {
@@ -334,6 +399,8 @@ void engine_device_import_answered(struct engine_device *device, enum engine_dev
         opened(import, answer);
     else if (wait == ENGINE_DEVICE_RELEASE && import->state == CLOSING)
         end(import, answer->status, answer->text);
+    else if (wait == ENGINE_DEVICE_REGISTER && import->registered == REGISTERING)
+        registered(import, answer);
 }
 
 /* The next import of the worker; the list changes by what is called. */

@@ -9,7 +9,7 @@
 
 #define ENGINE_DEVICE_START_NS  (25 * HVI_NS_SEC) /* GpuWorker, GpuHello */
 #define ENGINE_DEVICE_REFUSE_NS (1 * HVI_NS_SEC)  /* before a refused worker is asked for again */
-#define ENGINE_DEVICE_ANSWER_NS (10 * HVI_NS_SEC) /* imports, releases, pages */
+#define ENGINE_DEVICE_ANSWER_NS (10 * HVI_NS_SEC) /* imports, releases, pages, registrations */
 
 /* What waits for an answer of a worker. */
 enum engine_device_wait {
@@ -18,6 +18,7 @@ enum engine_device_wait {
     ENGINE_DEVICE_PAGE,
     ENGINE_DEVICE_COMM_ID,
     ENGINE_DEVICE_COMM_JOIN,
+    ENGINE_DEVICE_REGISTER, /* .number is the import's: asked for one communicator at a time */
 };
 
 struct engine_device_pending {

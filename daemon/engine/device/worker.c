@@ -296,6 +296,7 @@ static void give_answer(struct engine_device_worker *worker,
     switch (pending->wait) {
     case ENGINE_DEVICE_IMPORT:
     case ENGINE_DEVICE_RELEASE:
+    case ENGINE_DEVICE_REGISTER:
         engine_device_import_answered(worker->device, pending->wait, pending->number, answer);
         return;
     case ENGINE_DEVICE_PAGE:
@@ -362,6 +363,7 @@ static void greet(struct engine_device_worker *worker, const struct hvi_gpu_hell
     }
     worker->event_fd = hvi_packet_take_fd(packet, 1);
     worker->nccl_version = hello->nccl_version;
+    worker->registers = hello->registers;
     worker->comm_ns = hello->comm_ns < COMM_NS_MAX ? hello->comm_ns : COMM_NS_MAX;
     worker->comm_ns += worker->comm_ns / 8;
     snprintf(worker->name, sizeof worker->name, "%s", hello->name);
@@ -511,9 +513,12 @@ void engine_device_told(struct engine_device *device, const struct hvi_gpu_worke
 
 static const char *wait_text(enum engine_device_wait wait)
 {
-    static const char *const texts[] = {"an import", "the release of an import",
+    static const char *const texts[] = {"an import",
+                                        "the release of an import",
                                         "the registration of a fence page",
-                                        "the id of a communicator", "joining a communicator"};
+                                        "the id of a communicator",
+                                        "joining a communicator",
+                                        "the registration of an import"};
     return texts[wait];
 }
 

@@ -179,6 +179,7 @@ struct engine_gpu_comm {
     uint32_t ranks;            /* on all nodes */
     const uint64_t *instances; /* [ranks]; NULL: all workers are here */
     const uint32_t *nodes;     /* [ranks], likewise */
+    bool registered;           /* for works whose memory is registered with it */
 };
 
 /* What a node tells another of a communicator's works, which start, begin and end in their order: it is so of the works up to
@@ -226,6 +227,10 @@ struct engine_backend_config {
      * once. NULL: there are no workers. */
     void (*comm_wanted)(void *owner, const struct engine_gpu_comm *comm);
     void (*worker_stuck)(void *owner, uint32_t worker, const char *text);
+    /* Main thread, inside start(): whether this import is made for NCCL to register; and whether it is registered with this
+     * communicator, which is ready. If it was not asked for, it is then, and a later answer may be true. NULL: none is. */
+    bool (*registers)(void *owner, uint32_t import);
+    bool (*is_registered)(void *owner, uint32_t comm, uint32_t import);
     /* News of a communicator's works for the row of one of its other nodes: engine_gpu_backend_heard. Inside anything but
      * open() and close(). NULL: there are no other nodes. */
     void (*tell_node)(void *owner, const struct engine_gpu_comm *comm, uint32_t node,

@@ -96,6 +96,8 @@ int engine_dispatch_open(struct engine_exec *exec)
         .lane_wanted = exec->calls->lane_wanted,
         .comm_wanted = exec->calls->comm_wanted,
         .worker_stuck = exec->calls->worker_stuck,
+        .registers = exec->calls->registers,
+        .is_registered = exec->calls->is_registered,
         .tell_node = exec->calls->tell_gpus,
         .comm_over = exec->calls->comm_over,
         .is_timed = exec->calls->is_timed,

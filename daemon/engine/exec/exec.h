@@ -37,6 +37,9 @@ struct engine_exec_calls {
     void (*unexplained)(void *user);
     /* These workers of GPUs need a communicator: engine_dispatch_comm follows. NULL: there are no workers. */
     void (*comm_wanted)(void *user, const struct engine_gpu_comm *comm);
+    /* As engine_backend_config's. */
+    bool (*registers)(void *user, uint32_t import);
+    bool (*is_registered)(void *user, uint32_t comm, uint32_t import);
     /* As engine_backend_config's. NULL where there are no other nodes. */
     void (*tell_gpus)(void *user, const struct engine_gpu_comm *comm, uint32_t node,
                       const struct engine_gpu_news *news);

@@ -178,7 +178,7 @@ static bool may_start(const struct gpu_job *job)
 void engine_gpu_push(struct gpu *gpu)
 {
     uint64_t held = 0; /* workers whose own works wait */
-    bool comms_held = false;
+    bool comms_held = gpu->registered_coming > 0;
     struct gpu_job *job, *next;
 
     DL_FOREACH_SAFE(gpu->jobs, job, next)
@@ -219,11 +219,11 @@ static bool take_nodes(struct gpu_comm *comm, const struct engine_work *work)
 }
 
 static struct gpu_comm *comm_for(struct gpu *gpu, const struct engine_gpu_route *route,
-                                 const struct engine_work *work)
+                                 const struct engine_work *work, bool registered)
 {
     struct gpu_comm *comm = gpu->comms;
 
-    while (comm && !engine_gpu_is_same(&comm->route, route))
+    while (comm && (comm->registered != registered || !engine_gpu_is_same(&comm->route, route)))
         comm = comm->next;
     if (comm)
         return comm;
@@ -232,6 +232,7 @@ static struct gpu_comm *comm_for(struct gpu *gpu, const struct engine_gpu_route 
         return NULL;
     comm->number = ++gpu->last_comm;
     comm->status = HVI_INPROGRESS;
+    comm->registered = registered;
     comm->route = *route;
     if (work->span && !take_nodes(comm, work)) {
         engine_gpu_free_comm(comm);
@@ -239,6 +240,7 @@ static struct gpu_comm *comm_for(struct gpu *gpu, const struct engine_gpu_route 
     }
     comm->next = gpu->comms;
     gpu->comms = comm;
+    gpu->registered_coming += registered;
     const struct engine_gpu_comm wanted = engine_gpu_describe_comm(comm);
     gpu->config.comm_wanted(gpu->config.owner, &wanted);
     return comm;
@@ -291,6 +293,18 @@ static bool check_route(struct gpu *gpu, struct gpu_job *job)
     return true;
 }
 
+/* By the communicator for registered memory, if that can be. */
+static void choose_registered(struct gpu *gpu, struct gpu_job *job)
+{
+    struct gpu_comm *comm;
+
+    if (!job->comm || job->comm->status < 0 || !engine_gpu_may_register(gpu, job))
+        return;
+    comm = comm_for(gpu, &job->route, job->batch->works[0], true);
+    if (comm && comm->status == HVI_OK && engine_gpu_is_registered(gpu, job, comm))
+        job->comm = comm;
+}
+
 static bool check_comm(struct gpu *gpu, struct gpu_job *job)
 {
     const struct engine_span *span = job->batch->works[0]->span;
@@ -301,7 +315,9 @@ static bool check_comm(struct gpu *gpu, struct gpu_job *job)
                         "the memory of several nodes is said to be on one GPU");
     if (job->route.ranks == 1)
         return job->batch->status == HVI_OK;
-    job->comm = gpu->config.comm_wanted ? comm_for(gpu, &job->route, job->batch->works[0]) : NULL;
+    if (gpu->config.comm_wanted)
+        job->comm = comm_for(gpu, &job->route, job->batch->works[0], false);
+    choose_registered(gpu, job);
     if (job->comm)
         job->route.instances = job->comm->instances;
     if (job->comm && job->comm->nodes)
@@ -591,6 +607,7 @@ void engine_gpu_backend_comm(void *context, uint32_t number, int status, const c
         comm = comm->next;
     if (!comm)
         return;
+    gpu->registered_coming -= comm->registered && comm->status == HVI_INPROGRESS;
     comm->status = status;
     snprintf(comm->text, sizeof comm->text, "%.*s",
              (int)hvi_utf8_cut(text, strlen(text), sizeof comm->text - 1), text);

@@ -69,6 +69,7 @@ struct engine_gpu_comm engine_gpu_describe_comm(const struct gpu_comm *comm)
         .ranks = comm->route.ranks,
         .instances = comm->instances,
         .nodes = comm->nodes,
+        .registered = comm->registered,
     };
 }
 

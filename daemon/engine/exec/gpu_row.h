@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The row "gpu", for the files that make it up: gpu.c (which batch starts when, and how it ends), gpu_pack.c (which start as one),
- * gpu_fences.c, gpu_nodes.c (what nodes tell each other) and gpu_answers.c (what workers answer). Main thread, as gpu.h. */
+ * gpu_fences.c, gpu_registered.c, gpu_nodes.c (what nodes tell each other) and gpu_answers.c (what workers answer). Main thread, as gpu.h. */
 #ifndef ENGINE_EXEC_GPU_ROW_H
 #define ENGINE_EXEC_GPU_ROW_H
 
@@ -50,7 +50,8 @@ struct gpu_peer {
 struct gpu_comm {
     struct gpu_comm *next;
     uint32_t number;
-    int status; /* HVI_INPROGRESS: it is being made */
+    int status;      /* HVI_INPROGRESS: it is being made */
+    bool registered; /* for registered memory */
     struct engine_gpu_route route;
     char text[ENGINE_TEXT_BYTES];
     /* With a span: [route.ranks], by rank. */
@@ -92,8 +93,9 @@ struct gpu {
     uint32_t queued;
     struct gpu_comm *comms;
     uint32_t last_comm;
-    struct gpu_worker *workers;               /* [ENGINE_GPU_WORKERS], once there is one */
-    uint32_t worker_count;                    /* their numbers are below it */
+    uint32_t registered_coming; /* communicators for registered memory that are being made */
+    struct gpu_worker *workers; /* [ENGINE_GPU_WORKERS], once there is one */
+    uint32_t worker_count;      /* their numbers are below it */
     uint64_t instances[ENGINE_GPU_RANKS];     /* scratch: of the work that is being started */
     struct gpu_job *packed[HVI_DEVICE_WORKS]; /* scratch: of engine_gpu_pack */
     struct engine_batch pack;
@@ -109,6 +111,13 @@ void engine_gpu_post(struct gpu *gpu, struct gpu_job *job);
 void engine_gpu_fail(struct engine_batch *batch, int status, const char *text);
 /* The job fails: what a worker has is answered by it, with all of its pack. */
 void engine_gpu_fail_job(struct gpu *gpu, struct gpu_job *job, int status, const char *text);
+
+/* ---- gpu_registered.c ---- */
+
+/* Whether the work may go by a communicator for registered memory; and whether all its memory is registered with this one. */
+bool engine_gpu_may_register(const struct gpu *gpu, const struct gpu_job *job);
+bool engine_gpu_is_registered(const struct gpu *gpu, const struct gpu_job *job,
+                              const struct gpu_comm *comm);
 
 /* ---- gpu_pack.c ---- */
 

@@ -154,9 +154,9 @@ END_TEST
 
 static int create_on(int device, hvi_cu_allocation *handle_p, size_t bytes, int handle_types)
 {
-    int (*make)(hvi_cu_allocation *, size_t, const struct fake_allocation_properties *, uint64_t);
+    int (*make)(hvi_cu_allocation *, size_t, const struct hvi_cu_allocation_properties *, uint64_t);
     void *symbol = hvt_cu_symbol("cuMemCreate");
-    const struct fake_allocation_properties properties = {
+    const struct hvi_cu_allocation_properties properties = {
         .type = 1, .handle_types = handle_types, .location = {1, device}};
 
     memcpy(&make, &symbol, sizeof(make));

@@ -406,6 +406,90 @@ START_TEST(ops_that_differ_and_a_communicator_in_two_threads_are_blamed)
 }
 END_TEST
 
+/* --- registered memory --- */
+
+static unsigned registrations(unsigned *ops_p)
+{
+    void (*get)(unsigned *, unsigned *);
+    void *symbol = dlsym(nccl.library, "fakegpu_nccl_registered");
+    unsigned now = 0;
+
+    ck_assert_ptr_nonnull(symbol);
+    memcpy(&get, &symbol, sizeof(get));
+    get(&now, ops_p);
+    return now;
+}
+
+static void *enrol(hvi_cu_ptr address, size_t bytes)
+{
+    void *handle = NULL;
+
+    ck_assert_int_eq(nccl.comm_register(comm, (void *)(uintptr_t)address, bytes, &handle),
+                     GPU_NCCL_OK);
+    return handle;
+}
+
+static void reduce_registered(void)
+{
+    unsigned ops = 0;
+
+    join(2);
+    fill(10);
+    void *one = enrol(in, 40), *other = enrol(out, 40);
+    ck_assert_uint_eq(registrations(&ops), 2);
+    ck_assert_int_eq(sum_of(10), GPU_NCCL_OK);
+    synchronize();
+    ck_assert_uint_eq(registrations(&ops), 2);
+    ck_assert_uint_eq(ops, 1);
+    ck_assert_int_eq(nccl.comm_deregister(comm, one), GPU_NCCL_OK);
+    ck_assert_int_ne(nccl.comm_deregister(comm, one), GPU_NCCL_OK);
+    HVT_CU(hvt_cu.free(in));
+    (void)other; /* the end of the communicator gives it back */
+    ck_assert_int_eq(nccl.destroy(comm), GPU_NCCL_OK);
+    ck_assert_uint_eq(registrations(&ops), 0);
+    HVT_CU(hvt_cu.free(out));
+}
+
+START_TEST(registered_memory_is_given_back_by_hand_or_with_its_communicator)
+{
+    run_ranks(reduce_registered, 2);
+}
+END_TEST
+
+static void register_one(void)
+{
+    join(2);
+    fill(10);
+    if (rank == 0)
+        enrol(in, 40);
+    ck_assert_int_eq(sum_of(10), GPU_NCCL_OK);
+    hvt_cu_ends(stream);
+}
+
+static void run_mixed(void)
+{
+    fork_ranks(register_one, 2);
+    begin_ranks(2);
+    register_one();
+}
+
+static void free_registered(void)
+{
+    load("");
+    ck_assert_int_eq(nccl.unique_id(&id), GPU_NCCL_OK);
+    join(1);
+    fill(10);
+    enrol(in, 40);
+    (void)hvt_cu.free(in);
+}
+
+START_TEST(registered_memory_beside_other_memory_or_freed_is_blamed)
+{
+    hvt_expect_blame(run_mixed, "rank 0 has registered memory and rank 1 has not");
+    hvt_expect_blame(free_registered, "while NCCL has it registered");
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("fakegpu nccl");
@@ -423,6 +507,8 @@ int main(void)
     tcase_add_test(tcase, memory_and_arguments_that_are_wrong_are_refused);
     tcase_add_loop_test(tcase, float8_is_reduced_by_new_devices_alone, 0, 2);
     tcase_add_test(tcase, ops_that_differ_and_a_communicator_in_two_threads_are_blamed);
+    tcase_add_test(tcase, registered_memory_is_given_back_by_hand_or_with_its_communicator);
+    tcase_add_test(tcase, registered_memory_beside_other_memory_or_freed_is_blamed);
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);
 }

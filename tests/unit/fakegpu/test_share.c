@@ -295,8 +295,8 @@ static hvi_cu_ptr map_all(hvi_cu_allocation handle, size_t bytes)
 
 static void export_virtual(int fd)
 {
-    int (*make)(hvi_cu_allocation *, size_t, const struct fake_allocation_properties *, uint64_t);
-    const struct fake_allocation_properties properties = {
+    int (*make)(hvi_cu_allocation *, size_t, const struct hvi_cu_allocation_properties *, uint64_t);
+    const struct hvi_cu_allocation_properties properties = {
         .type = 1, .handle_types = HVI_CU_HANDLE_FD, .location = {1, 0}};
     hvi_cu_allocation handle;
     int shared;

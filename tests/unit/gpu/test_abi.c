@@ -28,6 +28,13 @@ SIZE(struct hvi_cu_pool_pointer, CUmemPoolPtrExportData);
 SIZE(struct hvi_cu_location, CUmemLocation);
 SIZE(struct hvi_cu_access, CUmemAccessDesc);
 SIZE(union hvi_cu_memop, CUstreamBatchMemOpParams);
+SIZE(struct hvi_cu_allocation_properties, CUmemAllocationProp);
+SAME(offsetof(struct hvi_cu_allocation_properties, handle_types),
+     offsetof(CUmemAllocationProp, requestedHandleTypes));
+SAME(offsetof(struct hvi_cu_allocation_properties, location),
+     offsetof(CUmemAllocationProp, location));
+SAME(offsetof(struct hvi_cu_allocation_properties, rdma),
+     offsetof(CUmemAllocationProp, allocFlags.gpuDirectRDMACapable));
 SAME(offsetof(struct hvi_cu_location, id), offsetof(CUmemLocation, id));
 SAME(offsetof(struct hvi_cu_access, flags), offsetof(CUmemAccessDesc, flags));
 SAME(offsetof(union hvi_cu_memop, op.address),
@@ -43,6 +50,7 @@ SAME(HVI_CU_INVALID_VALUE, CUDA_ERROR_INVALID_VALUE);
 SAME(HVI_CU_OUT_OF_MEMORY, CUDA_ERROR_OUT_OF_MEMORY);
 SAME(HVI_CU_NOT_INITIALIZED, CUDA_ERROR_NOT_INITIALIZED);
 SAME(HVI_CU_NO_DEVICE, CUDA_ERROR_NO_DEVICE);
+SAME(HVI_CU_INVALID_DEVICE, CUDA_ERROR_INVALID_DEVICE);
 SAME(HVI_CU_INVALID_CONTEXT, CUDA_ERROR_INVALID_CONTEXT);
 SAME(HVI_CU_ALREADY_MAPPED, CUDA_ERROR_ALREADY_MAPPED);
 SAME(HVI_CU_NOT_FOUND, CUDA_ERROR_NOT_FOUND);
@@ -75,6 +83,16 @@ SAME(HVI_CU_MPS_CLIENT_TERMINATED, CUDA_ERROR_MPS_CLIENT_TERMINATED);
 SAME(HVI_CU_DEVICE_PROCESSORS, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT);
 SAME(HVI_CU_DEVICE_MEMOPS_64, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS);
 #endif
+#if CUDA_VERSION >= 12010
+SIZE(struct hvi_cu_multicast_properties, CUmulticastObjectProp);
+SAME(offsetof(struct hvi_cu_multicast_properties, bytes), offsetof(CUmulticastObjectProp, size));
+SAME(HVI_CU_DEVICE_MULTICAST, CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED);
+SAME(HVI_CU_GRANULARITY_MINIMUM, CU_MULTICAST_GRANULARITY_MINIMUM);
+SAME(HVI_CU_GRANULARITY_RECOMMENDED, CU_MULTICAST_GRANULARITY_RECOMMENDED);
+#endif
+SAME(HVI_CU_DEVICE_RDMA_VMM, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
+SAME(HVI_CU_GRANULARITY_MINIMUM, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
+SAME(HVI_CU_GRANULARITY_RECOMMENDED, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
 SAME(HVI_CU_IPC_LAZY_PEER, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
 SAME(HVI_CU_STREAM_NON_BLOCKING, CU_STREAM_NON_BLOCKING);
 SAME(HVI_CU_HOST_PORTABLE, CU_MEMHOSTREGISTER_PORTABLE);
@@ -87,15 +105,9 @@ SAME(3, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
 
 /* What the fake libcuda has beyond it. */
 SIZE(struct hvi_cu_ipc, CUipcEventHandle);
-SIZE(struct fake_allocation_properties, CUmemAllocationProp);
 SIZE(struct fake_pool_properties, CUmemPoolProps);
-SAME(offsetof(struct fake_allocation_properties, handle_types),
-     offsetof(CUmemAllocationProp, requestedHandleTypes));
-SAME(offsetof(struct fake_allocation_properties, location),
-     offsetof(CUmemAllocationProp, location));
 SAME(offsetof(struct fake_pool_properties, handle_types), offsetof(CUmemPoolProps, handleTypes));
 SAME(offsetof(struct fake_pool_properties, location), offsetof(CUmemPoolProps, location));
-SAME(FAKE_INVALID_DEVICE, CUDA_ERROR_INVALID_DEVICE);
 SAME(FAKE_INVALID_IMAGE, CUDA_ERROR_INVALID_IMAGE);
 SAME(FAKE_MAP_FAILED, CUDA_ERROR_MAP_FAILED);
 SAME(FAKE_PEERS_UNSUPPORTED, CUDA_ERROR_PEER_ACCESS_UNSUPPORTED);

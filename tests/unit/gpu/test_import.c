@@ -72,7 +72,8 @@ static void must(int error)
 
 static void export_chunks(const struct hvi_cuda *cuda, struct exported *exported_p, int last_device)
 {
-    int (*create)(hvi_cu_allocation *, size_t, const struct fake_allocation_properties *, uint64_t);
+    int (*create)(hvi_cu_allocation *, size_t, const struct hvi_cu_allocation_properties *,
+                  uint64_t);
     void *found = symbol(cuda, "cuMemCreate");
     struct hvi_cu_access access = {{1, 0}, 3};
     int fds[CHUNKS];
@@ -81,7 +82,7 @@ static void export_chunks(const struct hvi_cuda *cuda, struct exported *exported
     *exported_p = (struct exported){.buffer_id = 1};
     must(cuda->reserve(&exported_p->address, CHUNKS * BYTES, 0, 0, 0));
     for (unsigned i = 0; i < CHUNKS; i++) {
-        const struct fake_allocation_properties properties = {
+        const struct hvi_cu_allocation_properties properties = {
             .type = 1,
             .handle_types = HVI_CU_HANDLE_FD,
             .location = {1, i == CHUNKS - 1 ? last_device : 0}};

@@ -720,6 +720,62 @@ START_TEST(a_join_that_does_not_end_ends_the_worker_with_the_reason)
 }
 END_TEST
 
+/* ---- registered memory ---- */
+
+/* Of a rank's memory with the communicator. */
+static void expect_registration(uint32_t rank, uint32_t with, int status)
+{
+    struct hvt_worker *worker = hvt_ranks[rank].worker;
+    struct hvi_gpu_msg msg = {.kind = HVI_GPU_REGISTER};
+
+    msg.registering.request = ++worker->requests;
+    msg.registering.comm = with;
+    msg.registering.import = hvt_ranks[rank].import;
+    hvt_worker_send(worker->engine_fd, &msg, NULL, 0);
+    hvt_engine_expect_ack(worker, msg.registering.request, status);
+}
+
+/* The fake ends a worker that closes memory which is registered, or that brings some to an op alone. */
+START_TEST(registered_memory_is_given_back_before_it_is_closed)
+{
+    const struct hvi_device_work work = hvt_job_work(HVI_KIND_ALLREDUCE, 1, LARGE);
+
+    start("01");
+    expect_registration(0, COMM + 1, HVI_ERR_UNSUPPORTED); /* which is none */
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        expect_registration(rank, COMM, HVI_OK);
+        expect_registration(rank, COMM, HVI_OK); /* it is already */
+    }
+    publish(&work, -1, NULL);
+    open_gates();
+    expect_done();
+    for (uint32_t rank = 0; rank < 2; rank++)
+        hvt_job_expect_sum(rank, 2, LARGE, 1);
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        struct hvt_worker *worker = hvt_ranks[rank].worker;
+        hvt_engine_expect_ack(worker, hvt_engine_release(worker, hvt_ranks[rank].import), HVI_OK);
+    }
+}
+END_TEST
+
+START_TEST(a_registration_that_fails_changes_nothing)
+{
+    const struct hvi_device_work work = hvt_job_work(HVI_KIND_ALLREDUCE, 1, LARGE);
+    const struct hvt_worker_wish wish = {0};
+
+    hvt_job_start(2, "hvdd-gpu/nccl-register", &wish);
+    attach_all("01");
+    hvt_engines_join(both, 2, COMM);
+    for (uint32_t rank = 0; rank < 2; rank++)
+        expect_registration(rank, COMM, HVI_ERR_UNSUPPORTED);
+    publish(&work, -1, NULL);
+    open_gates();
+    expect_done();
+    for (uint32_t rank = 0; rank < 2; rank++)
+        hvt_job_expect_sum(rank, 2, LARGE, 1);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("gpu_together");
@@ -727,6 +783,8 @@ int main(void)
 
     tcase_add_checked_fixture(tcase, NULL, hvt_job_end);
     tcase_add_test(tcase, one_rank_on_each_gpu);
+    tcase_add_test(tcase, registered_memory_is_given_back_before_it_is_closed);
+    tcase_add_test(tcase, a_registration_that_fails_changes_nothing);
     tcase_add_test(tcase, more_ranks_on_one_gpu_than_on_the_other);
     tcase_add_test(tcase, nothing_runs_before_the_last_rank_has_come);
     tcase_add_test(tcase, other_operations_and_types);

@@ -30,7 +30,8 @@ static struct hvi_device_memory memory(void)
                                       .buffer_id = 5,
                                       .kind = HVI_DEVICE_VMM,
                                       .chunks = longs,
-                                      .chunk_count = HVI_WIRE_CHUNKS_MAX};
+                                      .chunk_count = HVI_WIRE_CHUNKS_MAX,
+                                      .registers = true};
     memset(value.uuid, 0x5a, sizeof(value.uuid));
     return value;
 }
@@ -65,7 +66,8 @@ static void sample_of_hvdd(struct hvi_gpu_msg *msg, enum hvi_gpu_kind kind)
 static void sample_of_engine(struct hvi_gpu_msg *msg, enum hvi_gpu_kind kind)
 {
     if (kind == HVI_GPU_HELLO)
-        msg->hello = (struct hvi_gpu_hello){8, UINT64_MAX, "NVIDIA H200", "GPU-0", 22809, "", 60};
+        msg->hello =
+            (struct hvi_gpu_hello){8, UINT64_MAX, "NVIDIA H200", "GPU-0", 22809, "", 60, true};
     else if (kind == HVI_GPU_WELCOME)
         msg->welcome.generation = UINT64_MAX;
     else if (kind == HVI_GPU_IMPORT)
@@ -85,7 +87,8 @@ static void sample_of_engine(struct hvi_gpu_msg *msg, enum hvi_gpu_kind kind)
                                                 .instances = longs,
                                                 .instance_count = HVI_GPU_COMM_RANKS_MAX,
                                                 .fresh = true,
-                                                .status = HVI_ERR_LIMIT};
+                                                .status = HVI_ERR_LIMIT,
+                                                .registered = true};
     else if (kind == HVI_GPU_COMM_JOIN)
         msg->comm_join = (struct hvi_gpu_comm_join){.request = 1,
                                                     .comm = 1,
@@ -95,6 +98,8 @@ static void sample_of_engine(struct hvi_gpu_msg *msg, enum hvi_gpu_kind kind)
                                                     .instance_count = HVI_GPU_COMM_RANKS_MAX};
     else if (kind == HVI_GPU_JOB)
         msg->job = (struct hvi_gpu_job){"next", UINT64_MAX};
+    else if (kind == HVI_GPU_REGISTER)
+        msg->registering = (struct hvi_gpu_register){UINT64_MAX, 1, UINT32_MAX};
     else
         msg->comm_drop = (struct hvi_gpu_comm_drop){UINT32_MAX, true};
 }

@@ -113,6 +113,8 @@ START_TEST(what_may_not_be_said_is_not_sent)
     REFUSED(HVI_GPU_COMM_JOIN, msg.comm_join.rank = HVI_GPU_COMM_RANKS_MAX);
     REFUSED(HVI_GPU_COMM_JOIN, msg.comm_join.instance_count = HVI_GPU_COMM_RANKS_MAX + 1);
     REFUSED(HVI_GPU_COMM_DROP, msg.comm_drop.comm = 0);
+    REFUSED(HVI_GPU_REGISTER, msg.registering.comm = 0);
+    REFUSED(HVI_GPU_REGISTER, msg.registering.import = 0);
     REFUSED(HVI_GPU_ACK, msg.kind = HVI_GPU_KIND_END);
 }
 END_TEST

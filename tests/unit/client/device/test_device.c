@@ -11,7 +11,9 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <time.h>
+#include <unistd.h>
 
 #define COUNT  1000
 #define BYTES  (COUNT * sizeof(float))
@@ -156,8 +158,9 @@ static hvi_cu_ptr reserve(unsigned chunks)
 /* Maps a new chunk there. */
 static void map_chunk(hvi_cu_ptr base, unsigned number, int handle_types)
 {
-    int (*create)(hvi_cu_allocation *, size_t, const struct fake_allocation_properties *, uint64_t);
-    const struct fake_allocation_properties properties = {
+    int (*create)(hvi_cu_allocation *, size_t, const struct hvi_cu_allocation_properties *,
+                  uint64_t);
+    const struct hvi_cu_allocation_properties properties = {
         .type = 1, .handle_types = handle_types, .location = {1, 0}};
     const struct hvi_cu_access access = {{1, 0}, 3};
     hvi_cu_ptr at = base + number * (hvi_cu_ptr)CHUNK;
@@ -746,6 +749,117 @@ START_TEST(a_stage_whose_op_fails_leaves_the_output_alone)
 }
 END_TEST
 
+/* ---- memory of hvd_device_alloc ---- */
+
+static size_t free_bytes(void)
+{
+    size_t left = 0, total = 0;
+    ck_assert_int_eq(cuda.memory_info(&left, &total), 0);
+    return left;
+}
+
+static float *make(size_t bytes)
+{
+    void *memory = NULL;
+    ck_assert_msg(hvd_device_alloc(bytes, 0, &memory) == HVD_OK, "%s", hvd_last_error());
+    return memory;
+}
+
+START_TEST(own_memory_is_told_as_one_chunk_and_is_not_freed_while_an_op_uses_it)
+{
+    size_t before = free_bytes();
+    struct hvd_op *op;
+    float *memory = make(5u << 20);
+    ck_assert_uint_eq(before - free_bytes(), 6u << 20);
+    struct hvi_submission slot = submit(memory, memory + CHUNK_OF, NULL, &op);
+    expect_told(1, 1, (uintptr_t)memory, 0, 3);
+    ck_assert_int_eq(hvd_device_free(memory), HVD_ERR_BUSY);
+    ck_assert_ptr_nonnull(strstr(hvd_last_error(), "2 operands"));
+    finish(op, &slot, HVD_OK);
+    slot = submit(memory, memory, NULL, &op); /* known already */
+    ck_assert_int_eq(hvd_device_free(memory), HVD_ERR_BUSY);
+    finish(op, &slot, HVD_ERR_MISMATCH);
+    ck_assert_int_eq(hvd_device_free(memory + 1), HVD_ERR_NOT_FOUND);
+    ck_assert_int_eq(hvd_device_free(memory), HVD_OK);
+    ck_assert_int_eq(hvd_device_free(memory), HVD_ERR_NOT_FOUND);
+    ck_assert_uint_eq(free_bytes(), before);
+}
+END_TEST
+
+START_TEST(own_memory_that_was_freed_is_announced_anew)
+{
+    struct hvd_op *op;
+    for (unsigned i = 0; i < 3; i++) {
+        float *memory = make(CHUNK);
+        struct hvi_submission slot = submit(memory, memory, NULL, &op);
+        expect_told(i + 1, i + 1, (uintptr_t)memory, 0, 1);
+        finish(op, &slot, HVD_OK);
+        if (i == 1)
+            ck_assert_int_eq(hvd_device_forget(session, memory), HVD_OK);
+        ck_assert_int_eq(hvd_device_free(memory), HVD_OK);
+    }
+}
+END_TEST
+
+START_TEST(own_memory_outlives_sessions_and_is_free_after_them)
+{
+    struct hvd_op *op;
+    load("", "");
+    start(HVI_FEATURE_DEVICE, NULL);
+    float *memory = make(CHUNK);
+    submit(memory, memory, NULL, &op);
+    ck_assert_int_eq(hvd_device_free(memory), HVD_ERR_BUSY);
+    tear_down_fake();
+    ck_assert_int_eq(hvd_device_free(memory), HVD_OK);
+}
+END_TEST
+
+START_TEST(own_memory_that_is_staged_is_not_freed_before_the_copy)
+{
+    struct hvd_op *op;
+    load("", "");
+    start(0, "staged");
+    float *memory = make(CHUNK);
+    struct hvi_submission slot = submit(memory, memory, NULL, &op);
+    *(float *)hvt_fake_memory(engine, slot.out_region, slot.out_offset) = 7;
+    hvt_fake_done(engine, slot.cookie, HVD_OK, NULL, -1);
+    ck_assert_int_eq(hvd_device_free(memory), HVD_ERR_BUSY);
+    ck_assert_int_eq(hvd_wait(op, 5000000000), HVD_OK);
+    ck_assert(memory[0] == 7);
+    hvd_op_free(op);
+    ck_assert_int_eq(hvd_device_free(memory), HVD_OK);
+    tear_down_fake();
+}
+END_TEST
+
+START_TEST(own_memory_that_cannot_be_had_is_an_error_with_a_reason)
+{
+    void *memory = &session;
+    ck_assert_int_eq(hvd_device_alloc(CHUNK, 0, &memory), HVD_ERR_UNSUPPORTED);
+    ck_assert_ptr_nonnull(strstr(hvd_last_error(), "no libcuda"));
+    load("memory=64;multicast=on", "");
+    size_t before = free_bytes();
+    ck_assert_int_eq(hvd_device_alloc(0, 0, &memory), HVD_ERR_INVALID);
+    ck_assert_int_eq(hvd_device_alloc(1, 0, NULL), HVD_ERR_INVALID);
+    ck_assert_int_eq(hvd_device_alloc(1, 1, &memory), HVD_ERR_INVALID);
+    ck_assert_int_eq(hvd_device_alloc(1, -1, &memory), HVD_ERR_INVALID);
+    ck_assert_ptr_nonnull(strstr(hvd_last_error(), "is there such a device"));
+    ck_assert_int_eq(hvd_device_alloc(65u << 20, 0, &memory), HVD_ERR_NO_MEMORY);
+    ck_assert_int_eq(hvd_device_alloc(SIZE_MAX - 1, 0, &memory), HVD_ERR_NO_MEMORY);
+    ck_assert_ptr_eq(memory, &session);
+    ck_assert_uint_eq(free_bytes(), before);
+    float *own = make(1); /* what is recommended for a multicast object would not fit */
+    ck_assert_uint_eq(before - free_bytes(), CHUNK);
+    pid_t child = fork();
+    if (child == 0)
+        _exit(hvd_device_free(own) == HVD_ERR_FORKED ? 0 : 1);
+    int status = 1;
+    ck_assert_int_eq(waitpid(child, &status, 0), child);
+    ck_assert_int_eq(status, 0);
+    ck_assert_int_eq(hvd_device_free(own), HVD_OK);
+}
+END_TEST
+
 START_TEST(streams_without_memory_operations_are_refused)
 {
     struct hvd_op *op = NULL;
@@ -808,6 +922,8 @@ int main(void)
     tcase_add_test(tcase, memory_of_host_and_device_in_one_op_is_refused);
     tcase_add_test(tcase, memory_of_the_host_goes_its_way_beside_libcuda_and_has_no_stream);
     tcase_add_test(tcase, two_sessions_and_a_granule_of_the_host_are_told_apart_from_device_memory);
+    tcase_add_test(tcase, own_memory_is_told_as_one_chunk_and_is_not_freed_while_an_op_uses_it);
+    tcase_add_test(tcase, own_memory_that_was_freed_is_announced_anew);
     suite_add_tcase(suite, tcase);
     tcase = tcase_create("without");
     tcase_add_test(tcase,
@@ -816,6 +932,9 @@ int main(void)
     tcase_add_test(tcase, memory_that_the_worker_does_not_let_go_of_is_said_to_be_open);
     tcase_add_test(tcase, staged_tensors_are_copied_in_and_out);
     tcase_add_test(tcase, a_stage_whose_op_fails_leaves_the_output_alone);
+    tcase_add_test(tcase, own_memory_outlives_sessions_and_is_free_after_them);
+    tcase_add_test(tcase, own_memory_that_is_staged_is_not_freed_before_the_copy);
+    tcase_add_test(tcase, own_memory_that_cannot_be_had_is_an_error_with_a_reason);
     tcase_add_test(tcase, streams_without_memory_operations_are_refused);
     tcase_add_test(tcase, libcuda_that_comes_late_is_noticed);
     suite_add_tcase(suite, tcase);

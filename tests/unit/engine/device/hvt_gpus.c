@@ -149,6 +149,7 @@ void hvt_gpu_greet(struct hvt_gpus *gpus, uint32_t gpu)
     snprintf(msg.hello.name, sizeof msg.hello.name, "Test GPU");
     hvt_gpu_uuid(gpu, bytes, msg.hello.uuid);
     msg.hello.comm_ns = gpus->comm_ns;
+    msg.hello.registers = gpus->registers;
     hvt_gpu_say(gpus, gpu, &msg, fds, 2);
     ck_assert(hvt_gpu_hear(gpus, gpu, HVI_GPU_WELCOME, &msg));
     ck_assert_uint_eq(msg.welcome.generation, 1);
@@ -281,6 +282,7 @@ void hvt_rank_send_memory(struct hvt_gpus *gpus, int32_t rank, uint32_t gpu, uin
     struct hvt_peer *peer = &gpus->bench.peers[rank];
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_DEVICE_ADD};
     char uuid[HVI_WIRE_GPU_UUID];
+    uint64_t chunk = HVT_GPU_BYTES;
 
     msg.device_add.request = ++peer->request;
     msg.device_add.region = region;
@@ -288,8 +290,14 @@ void hvt_rank_send_memory(struct hvt_gpus *gpus, int32_t rank, uint32_t gpu, uin
     msg.device_add.memory.address = 0x7f0000000000;
     msg.device_add.memory.bytes = HVT_GPU_BYTES;
     msg.device_add.memory.buffer_id = 1;
-    msg.device_add.memory.kind = HVI_DEVICE_LEGACY;
-    hvt_peer_send(peer, &msg, -1);
+    msg.device_add.memory.kind = gpus->registers ? HVI_DEVICE_VMM : HVI_DEVICE_LEGACY;
+    msg.device_add.memory.registers = gpus->registers;
+    msg.device_add.memory.chunks = &chunk;
+    msg.device_add.memory.chunk_count = gpus->registers;
+    const int fd = gpus->registers ? eventfd(0, EFD_CLOEXEC) : -1;
+    hvt_peer_send(peer, &msg, fd);
+    if (fd >= 0)
+        close(fd);
     hvt_gpus_turn(gpus);
 }
 

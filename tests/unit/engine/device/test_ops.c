@@ -242,6 +242,118 @@ START_TEST(ranks_on_two_gpus_get_a_communicator_once_and_each_worker_its_part)
 }
 END_TEST
 
+/* ---- registered memory ---- */
+
+#define LARGE 131072 /* elements: from here on the workers give NCCL the ranks' own memory */
+
+static uint64_t last_turn;
+
+/* An allreduce of both ranks goes to both workers by this communicator; 0: it is not there yet. */
+static void run_by(uint64_t count, uint32_t comm)
+{
+    last_turn++;
+    for (int32_t rank = 0; rank < 2; rank++)
+        hvt_gpu_run(&gpus, rank, ALLREDUCE, count, "w", 1, last_turn);
+    hvt_gpus_turn(&gpus);
+    for (uint32_t gpu = 0; comm != 0 && gpu < 2; gpu++) {
+        struct hvt_batch batch = hvt_gpu_take(&gpus, gpu);
+        ck_assert_uint_eq(batch.head.comm, comm);
+        hvt_gpu_finish(&gpus, gpu, &batch);
+    }
+    if (comm != 0)
+        hvt_op_expect_all(&gpus.bench, 0, 1, HVI_OK, NULL);
+}
+
+static void expect_by(uint32_t comm)
+{
+    for (uint32_t gpu = 0; gpu < 2; gpu++) {
+        struct hvt_batch batch = hvt_gpu_take(&gpus, gpu);
+        ck_assert_uint_eq(batch.head.comm, comm);
+        hvt_gpu_finish(&gpus, gpu, &batch);
+    }
+    hvt_op_expect_all(&gpus.bench, 0, 1, HVI_OK, NULL);
+}
+
+static uint64_t hear_registration(uint32_t gpu, uint32_t comm)
+{
+    struct hvi_gpu_msg msg;
+
+    ck_assert(hvt_gpu_hear(&gpus, gpu, HVI_GPU_REGISTER, &msg));
+    ck_assert_uint_eq(msg.registering.comm, comm);
+    return msg.registering.request;
+}
+
+/* Both communicators are there, and the first op has gone by the usual one. */
+static void open_registering(void)
+{
+    last_turn = 0;
+    hvt_gpus_init(&gpus, 2);
+    gpus.comm_ns = 60 * HVI_NS_SEC;
+    gpus.registers = true;
+    for (int32_t rank = 0; rank < 2; rank++)
+        hvt_rank_use(&gpus, rank, (uint32_t)rank);
+    run_by(LARGE, 0);
+    make_comm(2);
+    hvt_gpus_turn(&gpus);
+    for (uint32_t gpu = 0; gpu < 2;
+         gpu++) /* while the other one is made, nothing else goes to a worker */
+        ck_assert(!hvt_gpu_has_batch(&gpus, gpu));
+}
+
+START_TEST(registered_memory_has_a_communicator_of_its_own_once_all_of_it_is_registered)
+{
+    open_registering();
+    make_comm(2);
+    hvt_gpus_turn(&gpus);
+    expect_by(1);
+    run_by(LARGE, 1);
+    const uint64_t one = hear_registration(0, 2), other = hear_registration(1, 2);
+    hvt_gpu_ack(&gpus, 0, one, HVI_OK, "");
+    hvt_gpus_turn(&gpus);
+    run_by(LARGE, 1); /* all or none */
+    hvt_gpu_ack(&gpus, 1, other, HVI_OK, "");
+    hvt_gpus_turn(&gpus);
+    run_by(LARGE, 2);
+    run_by(LARGE, 2);
+    run_by(LARGE - 1, 1); /* packed: NCCL does not see the ranks' memory */
+    for (uint32_t gpu = 0; gpu < 2; gpu++)
+        hvt_gpu_expect_nothing(&gpus, gpu);
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
+/* 0: the registration; 1: the communicator for it. */
+START_TEST(what_cannot_be_registered_goes_as_ever)
+{
+    struct hvi_gpu_msg msg, id = {.kind = HVI_GPU_COMM_ID};
+
+    open_registering();
+    if (_i == 0) {
+        make_comm(2);
+        hvt_gpus_turn(&gpus);
+        expect_by(1);
+        run_by(LARGE, 1);
+        for (uint32_t gpu = 0; gpu < 2; gpu++)
+            hvt_gpu_ack(&gpus, gpu, hear_registration(gpu, 2),
+                        gpu == 0 ? HVI_OK : HVI_ERR_UNSUPPORTED, "unhandled system error");
+    } else {
+        ck_assert(hvt_gpu_hear(&gpus, 0, HVI_GPU_COMM_ID, &msg));
+        ck_assert(msg.comm_id.fresh && msg.comm_id.registered);
+        id.comm_id.request = msg.comm_id.request;
+        id.comm_id.status = HVI_ERR_LIMIT;
+        hvi_gpu_msg_free(&msg);
+        hvt_gpu_say(&gpus, 0, &id, NULL, 0);
+        hvt_gpus_turn(&gpus);
+        expect_by(1);
+    }
+    hvt_gpus_turn(&gpus);
+    for (int i = 0; i < 3; i++)
+        run_by(LARGE, 1);
+    ck_assert_int_eq(gpus.bench.engine->order.broken_status, HVI_OK);
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
 START_TEST(the_root_of_a_broadcast_is_a_rank_of_the_communicator)
 {
     open_gpus(2, 2);
@@ -930,6 +1042,9 @@ int main(void)
     tcase_add_test(tcase, an_op_without_bytes_is_over_at_once_and_releases_its_streams);
     tcase_add_test(tcase, an_output_of_late_size_is_asked_for_and_the_worker_gets_all_sizes);
     tcase_add_test(tcase, ranks_on_two_gpus_get_a_communicator_once_and_each_worker_its_part);
+    tcase_add_test(tcase,
+                   registered_memory_has_a_communicator_of_its_own_once_all_of_it_is_registered);
+    tcase_add_loop_test(tcase, what_cannot_be_registered_goes_as_ever, 0, 2);
     tcase_add_test(tcase, the_root_of_a_broadcast_is_a_rank_of_the_communicator);
     add(tcase, a_communicator_that_cannot_be_made_fails_the_ops_that_want_it, 0, 4);
     add(tcase, a_communicator_has_as_long_as_its_workers_say, 0, 2);
