@@ -69,6 +69,16 @@ static void reduce_words(const struct fake_nccl_op *op, void *out, size_t count)
     }
 }
 
+/* Once: what the processor can do is a question that takes a virtual machine tens of microseconds. */
+static const struct hvi_kernels *kernels(void)
+{
+    static const struct hvi_kernels *_Atomic best;
+
+    if (atomic_load(&best) == NULL)
+        atomic_store(&best, hvi_kernels_best());
+    return atomic_load(&best);
+}
+
 static void reduce_some(const struct fake_nccl_op *op, const void *const *in, uint32_t ins,
                         void *out, size_t count)
 {
@@ -83,7 +93,7 @@ static void reduce_some(const struct fake_nccl_op *op, const void *const *in, ui
                                             .postscale = 1};
 
     if (count > 0)
-        hvi_kernels_best()->reduce(&reduction, 0, count);
+        kernels()->reduce(&reduction, 0, count);
 }
 
 static bool is_nan(int type, const void *element)
