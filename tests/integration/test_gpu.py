@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from hvt import Status, arith, sanitized, wait_until
+from hvt import Daemon, Status, arith, sanitized, wait_until
 from hvt.gpu import COUNT, FAKE, REAL, gpus, layouts, there
 from hvt.job import Job, outcomes_of
 from hvt.rank import Rank
@@ -141,6 +141,14 @@ def registering(*allowed: str, faults: str = ""):
     return gpus("devices=2;multicast=on", *allowed, faults=faults, gpu_idle="1s")
 
 
+def reduce_until(job: Job, daemon: Daemon, what: str, count: int) -> None:
+    """The communicator for registered memory is made when workers have nothing else: the second op, or a later one, asks for it."""
+    def done() -> bool:
+        reduce_on(job, [0, 1], LARGE, memory="made")
+        return len(daemon.lines(what)) >= count
+    wait_until(done, f"{count} lines {what}")
+
+
 def test_memory_of_hvd_device_alloc_is_registered_and_given_back():
     with registering("rank-lost", "job-failed", "engine-ended") as daemon:
         job = Job(daemon, 2)
@@ -148,7 +156,7 @@ def test_memory_of_hvd_device_alloc_is_registered_and_given_back():
             reduce_on(job, [0, 1], LARGE, memory="made")
             reduce_on(job, [0, 1], LARGE, memory="device")
             reduce_on(job, [0, 1], 100, memory="made", in_place=True)
-        wait_until(lambda: len(daemon.lines("registered")) == 2, "both ranks' memory to be registered")
+        reduce_until(job, daemon, "registered", 2)
         reduce_on(job, [0, 1], LARGE, memory="made", in_place=True)
         wait_until(lambda: [row["communicators"] for row in daemon.ctl.json("gpus")["gpus"]] == [2, 2], "two communicators")
         job.ranks[1].kill()  # its memory is closed, and that of the other is not
@@ -158,9 +166,7 @@ def test_memory_of_hvd_device_alloc_is_registered_and_given_back():
         for number, rank in enumerate(job.ranks):
             rank.post("open", job=job.name, rank=number, size=2)
         assert all(rank.collect_outcome().ok for rank in job.ranks)
-        for _ in range(2):
-            reduce_on(job, [0, 1], LARGE, memory="made")
-        wait_until(lambda: len(daemon.lines("registered")) == 4, "it to be registered with the new communicator")
+        reduce_until(job, daemon, "registered", 4)  # with the new communicator
         reduce_on(job, [0, 1], LARGE, memory="made")
         job.close()
 
@@ -168,8 +174,7 @@ def test_memory_of_hvd_device_alloc_is_registered_and_given_back():
 def test_what_nccl_does_not_register_is_reduced_all_the_same():
     with registering("not-registered", faults="hvdd-gpu/nccl-register") as daemon:
         job = Job(daemon, 2)
-        for _ in range(2):
-            reduce_on(job, [0, 1], LARGE, memory="made")
+        reduce_until(job, daemon, "not-registered", 1)
         daemon.expect_line("not-registered", "unhandled system error")
         reduce_on(job, [0, 1], LARGE, memory="made")
         job.close()

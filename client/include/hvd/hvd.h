@@ -311,7 +311,8 @@ HVD_API int hvd_deregister(struct hvd_session *session, void *ptr);
  * library does not load libcuda. The device's primary context is made if it is not there.
  *   Where all ranks of an allreduce have `in` and `out` of 512 KiB and more in such memory, each on a GPU of its own,
  * NCCL may use them registered, without a copy inside it and with the NVSwitch's own additions (NVLS). That
- * needs NCCL 2.26 and GPUs that can multicast. It begins with a later op than the first, and never fails one.
+ * needs NCCL 2.26 and GPUs that can multicast. It begins with a later op than the first. An op whose memory NCCL does
+ * not take goes without; a worker that hangs in a call of NCCL's for this is ended, as in any other call.
  *   Any thread. HVD_ERR_INVALID (also: no such device), HVD_ERR_NO_MEMORY, HVD_ERR_UNSUPPORTED. */
 HVD_API int hvd_device_alloc(size_t bytes, int device, void **ptr_p);
 /* `ptr` from hvd_device_alloc. As ncclMemFree it waits for no stream: nothing that uses the memory may be

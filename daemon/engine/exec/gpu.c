@@ -218,16 +218,22 @@ static bool take_nodes(struct gpu_comm *comm, const struct engine_work *work)
     return true;
 }
 
-static struct gpu_comm *comm_for(struct gpu *gpu, const struct engine_gpu_route *route,
-                                 const struct engine_work *work, bool registered)
+static struct gpu_comm *find_comm(const struct gpu *gpu, const struct engine_gpu_route *route,
+                                  bool registered)
 {
     struct gpu_comm *comm = gpu->comms;
 
     while (comm && (comm->registered != registered || !engine_gpu_is_same(&comm->route, route)))
         comm = comm->next;
-    if (comm)
-        return comm;
-    comm = calloc(1, sizeof *comm);
+    return comm;
+}
+
+/* NULL: out of memory. */
+static struct gpu_comm *want_comm(struct gpu *gpu, const struct engine_gpu_route *route,
+                                  const struct engine_work *work, bool registered)
+{
+    struct gpu_comm *comm = calloc(1, sizeof *comm);
+
     if (!comm)
         return NULL;
     comm->number = ++gpu->last_comm;
@@ -293,14 +299,27 @@ static bool check_route(struct gpu *gpu, struct gpu_job *job)
     return true;
 }
 
-/* By the communicator for registered memory, if that can be. */
+/* Nothing is queued before the job, and its workers have nothing under way. */
+static bool is_quiet(const struct gpu *gpu, const struct gpu_job *job)
+{
+    for (uint32_t i = 0; i < job->route.count; i++) {
+        if (gpu->workers[job->route.workers[i]].under_way > 0)
+            return false;
+    }
+    return gpu->queued == 0;
+}
+
+/* By the communicator for registered memory, if that can be. While it is made works with communicators wait: a later one asks
+ * for it where this is no moment for that. */
 static void choose_registered(struct gpu *gpu, struct gpu_job *job)
 {
     struct gpu_comm *comm;
 
-    if (!job->comm || job->comm->status < 0 || !engine_gpu_may_register(gpu, job))
+    if (!job->comm || job->comm->status != HVI_OK || !engine_gpu_may_register(gpu, job))
         return;
-    comm = comm_for(gpu, &job->route, job->batch->works[0], true);
+    comm = find_comm(gpu, &job->route, true);
+    if (!comm && is_quiet(gpu, job))
+        comm = want_comm(gpu, &job->route, job->batch->works[0], true);
     if (comm && comm->status == HVI_OK && engine_gpu_is_registered(gpu, job, comm))
         job->comm = comm;
 }
@@ -316,7 +335,9 @@ static bool check_comm(struct gpu *gpu, struct gpu_job *job)
     if (job->route.ranks == 1)
         return job->batch->status == HVI_OK;
     if (gpu->config.comm_wanted)
-        job->comm = comm_for(gpu, &job->route, job->batch->works[0], false);
+        job->comm = find_comm(gpu, &job->route, false);
+    if (gpu->config.comm_wanted && !job->comm)
+        job->comm = want_comm(gpu, &job->route, job->batch->works[0], false);
     choose_registered(gpu, job);
     if (job->comm)
         job->route.instances = job->comm->instances;

@@ -6,9 +6,10 @@
  * registered memory has a communicator of its own, beside that of the same workers for all other works, in which nothing is
  * registered. A work goes there if all its operands are registered, and no other work does.
  *
- * This never delays such a work by more than the making of that communicator, and fails none: until all is registered, and if it
- * cannot be, works go by the other one. While it is made no other work with a communicator goes to the workers: one may be
- * within the first op of another communicator, which waits for all, while the next joins.
+ * Until all is registered, and if it cannot be, works go by the other one. What is refused fails none. The communicator is asked
+ * for when its workers have nothing under way, and while it is made no work with a communicator goes to any worker: one may be
+ * within the first op of another communicator, which waits for all, while the next joins. A worker that hangs in it is ended, as
+ * in every call into NCCL.
  *
  * Works with a span go without: a node does not know what the others' imports are. */
 #include "daemon/engine/exec/gpu_row.h"

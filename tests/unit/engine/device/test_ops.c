@@ -283,8 +283,8 @@ static uint64_t hear_registration(uint32_t gpu, uint32_t comm)
     return msg.registering.request;
 }
 
-/* Both communicators are there, and the first op has gone by the usual one. */
-static void open_registering(void)
+/* The first op has gone by the usual communicator, and waits for no other. */
+static void open_usual(void)
 {
     last_turn = 0;
     hvt_gpus_init(&gpus, 2);
@@ -295,6 +295,14 @@ static void open_registering(void)
     run_by(LARGE, 0);
     make_comm(2);
     hvt_gpus_turn(&gpus);
+    expect_by(1);
+}
+
+/* The second op has the other one made, and waits for it. */
+static void open_registering(void)
+{
+    open_usual();
+    run_by(LARGE, 0);
     for (uint32_t gpu = 0; gpu < 2;
          gpu++) /* while the other one is made, nothing else goes to a worker */
         ck_assert(!hvt_gpu_has_batch(&gpus, gpu));
@@ -318,6 +326,31 @@ START_TEST(registered_memory_has_a_communicator_of_its_own_once_all_of_it_is_reg
     run_by(LARGE - 1, 1); /* packed: NCCL does not see the ranks' memory */
     for (uint32_t gpu = 0; gpu < 2; gpu++)
         hvt_gpu_expect_nothing(&gpus, gpu);
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
+START_TEST(registered_memory_gets_its_communicator_when_its_workers_have_nothing_under_way)
+{
+    struct hvt_batch busy[2];
+
+    open_usual();
+    for (int32_t rank = 0; rank < 2; rank++)
+        hvt_gpu_run(&gpus, rank, ALLREDUCE, LARGE - 1, "v", 2, 1);
+    hvt_gpus_turn(&gpus);
+    for (uint32_t gpu = 0; gpu < 2; gpu++)
+        busy[gpu] = hvt_gpu_take(&gpus, gpu);
+    run_by(LARGE, 1);
+    hvt_gpu_finish(&gpus, 0, &busy[0]);
+    run_by(LARGE, 1);
+    for (uint32_t gpu = 0; gpu < 2; gpu++)
+        hvt_gpu_expect_nothing(&gpus, gpu);
+    hvt_gpu_finish(&gpus, 1, &busy[1]);
+    hvt_op_expect_all(&gpus.bench, 0, 1, HVI_OK, NULL);
+    run_by(LARGE, 0);
+    make_comm(2);
+    hvt_gpus_turn(&gpus);
+    expect_by(1);
     hvt_gpus_fini(&gpus);
 }
 END_TEST
@@ -1045,6 +1078,8 @@ int main(void)
     tcase_add_test(tcase, ranks_on_two_gpus_get_a_communicator_once_and_each_worker_its_part);
     tcase_add_test(tcase,
                    registered_memory_has_a_communicator_of_its_own_once_all_of_it_is_registered);
+    tcase_add_test(tcase,
+                   registered_memory_gets_its_communicator_when_its_workers_have_nothing_under_way);
     tcase_add_loop_test(tcase, what_cannot_be_registered_goes_as_ever, 0, 2);
     tcase_add_test(tcase, the_root_of_a_broadcast_is_a_rank_of_the_communicator);
     add(tcase, a_communicator_that_cannot_be_made_fails_the_ops_that_want_it, 0, 4);
