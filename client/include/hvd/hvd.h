@@ -315,8 +315,9 @@ HVD_API int hvd_deregister(struct hvd_session *session, void *ptr);
  * not take goes without; a worker that hangs in a call of NCCL's for this is ended, as in any other call.
  *   Any thread. HVD_ERR_INVALID (also: no such device), HVD_ERR_NO_MEMORY, HVD_ERR_UNSUPPORTED. */
 HVD_API int hvd_device_alloc(size_t bytes, int device, void **ptr_p);
-/* `ptr` from hvd_device_alloc. As ncclMemFree it waits for no stream: nothing that uses the memory may be
- * enqueued any more. Sessions notice it as any free: call hvd_device_forget before, so that the GPU's memory is free at once.
+/* `ptr` from hvd_device_alloc. Nothing that uses the memory may be enqueued any more: the call need not wait for it.
+ * It may wait for streams of this process, though, whatever they do. Sessions notice it as any free: call
+ * hvd_device_forget before, so that the GPU's memory is free at once.
  * HVD_ERR_BUSY while an op in flight uses it, HVD_ERR_NOT_FOUND; HVD_ERR_FORKED in a child; HVD_ERR_UNSUPPORTED
  * if the driver refuses: `ptr` is forgotten then. */
 HVD_API int hvd_device_free(void *ptr);
