@@ -7,7 +7,8 @@
  *   READY of another node: its workers can join ──compare──► .text ──the communicator is made, or fails──► told
  *
  * A READY comes to the first node of a communicator, which so hears of all its nodes before it says anything. What other nodes
- * say is bounded by the wire, is of the list, and ends up in a sentence. */
+ * say is bounded by the wire, is of the list, and ends up in a sentence. Once a difference of nodes was told, nodes that only a later
+ * communicator has are not compared. */
 #include "base/log.h"
 #include "base/status.h"
 #include "base/utf8.h"
@@ -40,7 +41,28 @@ static const char *find(const struct side *side, const char *name)
     return NULL;
 }
 
-/* '"Ring"', without what would spoil a line; 'not set'. */
+/* Callbacks of ranks get the text as it is: what may not be shown becomes '?'. */
+static void make_plain(char *text)
+{
+    size_t left = strlen(text);
+    char *to = text;
+
+    while (left > 0) {
+        uint32_t code;
+        const size_t bytes = hvi_utf8_character(text, left, &code), step = bytes > 0 ? bytes : 1;
+        if (bytes > 0 && hvi_utf8_is_plain(code)) {
+            memmove(to, text, bytes);
+            to += bytes;
+        } else {
+            *to++ = '?';
+        }
+        text += step;
+        left -= step;
+    }
+    *to = '\0';
+}
+
+/* '"Ring"', 'not set'. */
 static void describe(const char *value, char text_p[VALUE_BYTES])
 {
     if (!value) {
@@ -49,10 +71,7 @@ static void describe(const char *value, char text_p[VALUE_BYTES])
     }
     const size_t length = strlen(value), shown = hvi_utf8_cut(value, length, VALUE_SHOWN);
     snprintf(text_p, VALUE_BYTES, "\"%.*s%s\"", (int)shown, value, shown < length ? "..." : "");
-    for (char *at = text_p; *at != '\0'; at++) {
-        if ((unsigned char)*at < ' ' || *at == 0x7f)
-            *at = '?';
-    }
+    make_plain(text_p);
 }
 
 static void add(struct engine_nccl *nccl, const char *name, const struct side *one,

@@ -608,14 +608,18 @@ START_TEST(nccl_s_variables_of_the_lowest_rank_go_along_and_no_others)
 }
 END_TEST
 
-/* In what they have set, or in that they have. Other libraries' variables are not looked at. Told once a GPU is used. */
+/* In what they have set, or in that they have. Other libraries' variables are not looked at. Told once a GPU is used, and without
+ * what would command a terminal. */
 START_TEST(ranks_whose_variables_of_nccl_differ_are_named)
 {
     static const struct hvi_setting settings[] = {{"NCCL_DEBUG", "INFO"}, {"HVD_EXPRESS", "1"}},
-                                    others[] = {{"NCCL_DEBUG", "WARN"}};
+                                    others[] = {{"NCCL_DEBUG", "WARN"}},
+                                    odd[] = {
+                                        {"NCCL_DEBUG", "a\x1b\xc2\x9b b\xe2\x80\xae\x7f\xc3\xa4"}};
     static const char *const said[] = {"NCCL_DEBUG is \"INFO\" for rank 1 and not set for rank 3",
                                        "NCCL_DEBUG is \"INFO\" for rank 1 and \"WARN\" for rank 3",
-                                       "NCCL_DEBUG is \"WARN\" for rank 0 and \"INFO\" for rank 1"};
+                                       "NCCL_DEBUG is \"WARN\" for rank 0 and \"INFO\" for rank 1",
+                                       "for rank 1 and \"a?? b??\xc3\xa4\" for rank 3"};
     struct hvi_packet_msg msg;
     struct engine *engine;
     char byte;
@@ -626,7 +630,7 @@ START_TEST(ranks_whose_variables_of_nccl_differ_are_named)
     engine_settings_take(engine, 1, settings, 2);
     engine_settings_take(engine, 2, settings, 1);
     ck_assert(!engine->nccl.ranks_differ);
-    engine_settings_take(engine, _i == 2 ? 0 : 3, others, _i == 0 ? 0 : 1);
+    engine_settings_take(engine, _i == 2 ? 0 : 3, _i == 3 ? odd : others, _i == 0 ? 0 : 1);
     ck_assert(engine->nccl.ranks_differ);
     ck_assert_int_lt(recv(gpus.bench.peers[0].socket, &byte, 1, MSG_PEEK | MSG_DONTWAIT), 0);
     hvt_rank_send_memory(&gpus, 0, 0, HVT_GPU_REGION);
@@ -673,7 +677,7 @@ int main(void)
     tcase_add_loop_test(tcase, a_chunk_without_its_descriptor_is_a_lie, 0, 2);
     tcase_add_test(tcase, a_worker_that_registers_a_page_late_takes_memory_then);
     tcase_add_test(tcase, nccl_s_variables_of_the_lowest_rank_go_along_and_no_others);
-    tcase_add_loop_test(tcase, ranks_whose_variables_of_nccl_differ_are_named, 0, 3);
+    tcase_add_loop_test(tcase, ranks_whose_variables_of_nccl_differ_are_named, 0, 4);
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);
 }
