@@ -31,7 +31,7 @@ struct node_worker {
     bool child;
     sd_event_source *exit, *io, *timer; /* timer: gpu-start, gpu-idle, of the pass, or the grace */
     uint64_t idle_end_ns;               /* it ends then, if no engine has had it */
-    uint64_t before;                    /* passing: its number in the job before */
+    uint64_t before;                    /* its number in the job before; 0: there was none */
     uint64_t beat;
     bool asked; /* the last beat has no answer yet */
     uint64_t silent_ns;

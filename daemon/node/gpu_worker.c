@@ -187,6 +187,8 @@ void node_worker_gone(struct node_worker *worker, const char *fate)
     node_want_tell_end(worker, text);
     node_worker_set_state(worker, NODE_WORKER_GONE, fate);
     node_fences_without(gpu, worker->instance);
+    if (worker->before != 0)
+        node_fences_without(gpu, worker->before);
     node_worker_free(worker);
     if (gpu->workers == NULL)
         gpu->calls->empty(gpu->user);

@@ -634,6 +634,36 @@ START_TEST(a_worker_that_has_passed_has_nothing_of_the_engines_before)
 }
 END_TEST
 
+static bool has_one_ended(void)
+{
+    return hvt_log_count("worker-ended") == 1;
+}
+
+/* It dies before it has said that it has nothing of them. 0: it passes with all of its job; 1: alone, with another number. */
+START_TEST(a_worker_that_dies_while_it_passes_has_nothing_of_the_engines_before)
+{
+    struct hvi_fence_page page;
+
+    ck_assert_int_eq(hvi_fence_create(&page), HVI_OK);
+    for (int i = 0; i <= _i; i++) {
+        uuid[1] = (unsigned char)i;
+        want(i, "up", 1);
+        expect(i, i, 1, HVI_OK);
+    }
+    uuid[1] = 0;
+    ck_assert(node_gpu_fences(&gpu, engine_at(0), 5, 1, dup(page.map.fd)));
+    node_gpu_engine_gone(&gpu, engine_at(0));
+    want(2, "ends", 2);
+    ck_assert_str_eq(state_of_first(), "passing");
+    ck_assert_uint_eq(done_word(&page), 0);
+    run_until(has_one_ended, "its end");
+    ck_assert_uint_eq(done_word(&page), HVI_FENCE_POISON);
+    ck_assert_ptr_null(gpu.rests);
+    expect(_i + 1, 2, 2, HVI_OK);
+    hvi_fence_fini(&page);
+}
+END_TEST
+
 /* ---- workers of an earlier hvdd ---- */
 
 static int32_t serving[] = {100, 101};
@@ -942,6 +972,8 @@ int main(void)
     tcase_add_test(tcase, a_worker_whose_engine_goes_while_it_passes_is_idle);
     tcase_add_test(tcase, hvdd_stops_while_a_worker_passes);
     tcase_add_test(tcase, a_worker_that_has_passed_has_nothing_of_the_engines_before);
+    tcase_add_loop_test(tcase, a_worker_that_dies_while_it_passes_has_nothing_of_the_engines_before,
+                        0, 2);
     tcase_add_test(tcase, a_worker_that_comes_back_is_watched_and_belongs_to_its_engines);
     tcase_add_test(tcase, a_worker_whose_engines_do_not_come_back_is_idle_and_then_ends);
     tcase_add_test(tcase, a_worker_that_may_not_be_idle_waits_for_its_engines_all_the_same);
