@@ -80,13 +80,22 @@ static int send_start(struct node_worker *worker, const struct hvi_gpu_wanted *w
     return node_worker_send(worker, &msg, NULL, 0);
 }
 
+static bool has_setting(const struct hvi_gpu_start *start, const struct hvi_setting *setting)
+{
+    for (size_t i = 0; i < start->setting_count; i++) {
+        if (strcmp(start->settings[i].name, setting->name) == 0)
+            return strcmp(start->settings[i].value, setting->value) == 0;
+    }
+    return false;
+}
+
+/* In any order, which is that of a job's environment. */
 static bool same_settings(const struct hvi_gpu_start *one, const struct hvi_gpu_start *other)
 {
     bool same = one->setting_count == other->setting_count;
 
     for (size_t i = 0; same && i < one->setting_count; i++)
-        same = strcmp(one->settings[i].name, other->settings[i].name) == 0 &&
-               strcmp(one->settings[i].value, other->settings[i].value) == 0;
+        same = has_setting(other, &one->settings[i]) && has_setting(one, &other->settings[i]);
     return same;
 }
 

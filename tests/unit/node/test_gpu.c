@@ -493,6 +493,7 @@ END_TEST
 START_TEST(a_worker_passes_with_the_settings_that_it_was_told)
 {
     struct hvi_setting settings[] = {{"NCCL_DEBUG", "INFO"}, {"NCCL_P2P_DISABLE", "1"}};
+    struct hvi_setting turned[] = {settings[1], settings[0]};
     struct node_gpu_asker asker = asker_of(0, "up");
     struct hvi_gpu_wanted wanted = {.request = 1, .settings = settings, .setting_count = 2};
 
@@ -501,11 +502,12 @@ START_TEST(a_worker_passes_with_the_settings_that_it_was_told)
     const pid_t pid = expect(0, 0, 1, HVI_OK)->said.pid;
     node_gpu_engine_gone(&gpu, engine_at(0));
     asker = asker_of(1, "next");
+    wanted.settings = turned; /* an environment has no order */
     node_gpu_want(&gpu, &asker, &wanted);
     ck_assert_int_eq(expect(1, 1, 1, HVI_OK)->said.pid, pid);
     node_gpu_engine_gone(&gpu, engine_at(1));
     asker = asker_of(2, "third");
-    snprintf(settings[1].value, sizeof(settings[1].value), "0");
+    snprintf(turned[0].value, sizeof(turned[0].value), "0");
     node_gpu_want(&gpu, &asker, &wanted);
     ck_assert_int_ne(expect(2, 2, 1, HVI_OK)->said.pid, pid);
 }
