@@ -13,7 +13,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -201,14 +200,11 @@ int cu_device_attribute(int *value_p, int attribute, hvi_cu_device device)
 int cu_context_retain(hvi_cu_context *context_p, hvi_cu_device device)
 {
     struct hvi_cu_context *context = fake_context_of(device);
-    const int slow_ms = fake_fault("slow-context");
 
     if (!fake_is_initialised())
         return HVI_CU_NOT_INITIALIZED;
     if (context == NULL)
         return HVI_CU_INVALID_DEVICE;
-    if (slow_ms > 0)
-        nanosleep(&(struct timespec){slow_ms / 1000, slow_ms % 1000 * 1000000L}, NULL);
     fake_stream_connect();
     pthread_mutex_lock(&lock);
     context->users++;

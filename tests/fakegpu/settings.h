@@ -35,7 +35,6 @@
  * | slow-open@ms | opening a handle takes so long |
  * | broken-open@n | the n-th one finds the context broken: 700 |
  * | broken-clear@n | the n-th memset does |
- * | slow-context@ms | a context takes so long (P9: 0.35 s of a start) |
  * | delay@us | everything in a stream takes so much longer |
  * | deaf | no store of a CPU releases a stream that waits in host memory (P4's other answer) |
  * | no-memops | no 64-bit memory operations of streams |

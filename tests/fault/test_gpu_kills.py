@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from hvt import Status, arith, check_prompt, procs, sanitized, scaled, wait_until
-from hvt.gpu import REAL, GpuDaemon, gpus, layouts, there
+from hvt.gpu import REAL, GpuDaemon, gpus, layouts, patient_gpus, there
 from hvt.job import Job
 
 PROMISED_NS = 100_000_000
@@ -142,7 +142,7 @@ def one_daemon():
 
 
 def rows(case: Case) -> list[dict]:
-    """Of the workers that it uses; a job may have got idle ones from another job."""
+    """Of the workers that it uses."""
     return [row for row in case.daemon.ctl.json("gpus")["gpus"] if row["job"] == case.job.name and row["state"] == "up"]
 
 
@@ -262,19 +262,24 @@ def test_a_worker_is_killed_while_it_starts(daemon):
 # ---- a worker passes to the next job ----
 
 
+@pytest.fixture(name="patient")
+def patient_daemon():
+    with patient_gpus("devices=1", *EXPECTED) as running:
+        yield running
+
+
 @contextlib.contextmanager
 def passing(daemon: GpuDaemon) -> Iterator[tuple[Job, int]]:
     """A job whose rank 0 waits for its first op, and the worker that passes to it: it stands still."""
-    daemon.wait_no_workers()
     first, second = Job(daemon, 1), Job(daemon, 1)
     outcome, = first.run("allreduce", dtype="int32", dims=[4], data=[bytes(16)], reduce_op="sum", memory="device", gpu=0)
     assert outcome.ok, outcome
     worker, rank = daemon.worker(), second.ranks[0]
     first.close()
-    wait_until(lambda: [row["state"] for row in daemon.ctl.json("gpus")["gpus"]] == ["idle"], "the worker to be idle", step=0.005)
+    daemon.wait_next_may_have(first.name)
     with stopping(worker):
         rank.post_submit("allreduce", "x", dtype="int32", dims=[4], data=bytes(16), reduce_op="sum", memory="device", gpu=0)
-        wait_until(lambda: [row["state"] for row in daemon.ctl.json("gpus")["gpus"]] == ["passing"], "the worker to pass", step=0.005)
+        wait_until(lambda: daemon.lines("worker-passed"), "the worker to pass")
         yield second, worker
     second.close()
 
@@ -287,29 +292,29 @@ def expect_another(job: Job, before: int) -> None:
     assert [row["pid"] for row in job.daemon.ctl.json("gpus")["gpus"] if row["job"] == job.name and row["pid"] != before]
 
 
-def test_a_worker_is_killed_while_it_passes_to_the_next_job(daemon):
-    with passing(daemon) as (job, worker):
+def test_a_worker_is_killed_while_it_passes_to_the_next_job(patient):
+    with passing(patient) as (job, worker):
         kill(worker)
         expect_another(job, worker)
 
 
-def test_an_engine_is_killed_while_a_worker_passes_to_its_job(daemon):
-    with passing(daemon) as (job, worker):
-        at_ns = kill(daemon.engine_of(job.name))
+def test_an_engine_is_killed_while_a_worker_passes_to_its_job(patient):
+    with passing(patient) as (job, worker):
+        at_ns = kill(patient.engine_of(job.name))
         outcome = job.ranks[0].collect_outcome()
         assert outcome.status == Status.ERR_ENGINE_LOST, outcome
         check_prompt("the rank heard", outcome.at_ns - at_ns, PROMISED_NS)
         os.kill(worker, signal.SIGCONT)
-        wait_until(lambda: all(row["state"] != "passing" for row in daemon.ctl.json("gpus")["gpus"]), "it to be idle")
+        wait_until(lambda: all(row["state"] != "passing" for row in patient.ctl.json("gpus")["gpus"]), "it to be idle")
 
 
-def test_hvdd_is_killed_while_a_worker_passes_to_the_next_job():
-    with gpus("devices=1", *EXPECTED, gpu_idle="1s") as daemon, passing(daemon) as (job, worker):
-        daemon.kill()
-        daemon.start()
+def test_hvdd_is_killed_while_a_worker_passes_to_the_next_job(patient):
+    with passing(patient) as (job, worker):
+        patient.kill()
+        patient.start()
         os.kill(worker, signal.SIGCONT)
         expect_another(job, worker)
-        wait_until(lambda: worker not in daemon.workers(), "the old one to end")
+        wait_until(lambda: worker not in patient.workers(), "the old one to end")
 
 
 # ---- hvdd ----

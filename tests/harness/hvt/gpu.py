@@ -4,6 +4,8 @@ import contextlib
 import glob
 import os
 import re
+import signal
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -52,9 +54,28 @@ class GpuDaemon(Daemon):
         """The pid of the only worker, as soon as it is there."""
         return wait_until(lambda: next(iter(self.workers()), 0), "a worker", 10)
 
+    def wait_next_may_have(self, job: str) -> None:
+        """Until all workers of that job, which is over, may pass to the next one: after a second without an engine."""
+        wait_until(lambda: all(row["state"] == "idle" for row in self.ctl.json("gpus")["gpus"] if row["job"] == job),
+                   "its workers to be idle", 10, 0.02)
+        time.sleep(1.01)
+
     def wait_no_workers(self, seconds: float = 10) -> None:
         """Until the idle ones have ended."""
         wait_until(lambda: not self.workers(), "workers to end", seconds, 0.02)
+
+    def end_idle_workers(self) -> None:
+        """Which would stay for a long gpu-idle."""
+        self.wait_no_jobs()
+        rows = wait_until(self._idle_rows, "all workers to be idle", 10, 0.02)
+        for row in rows[0]:
+            os.kill(row["pid"], signal.SIGKILL)
+        self.wait_no_workers()
+
+    def _idle_rows(self) -> list[list[dict]]:
+        """[] while a worker is not idle; of one that ends hvdd knows."""
+        rows = [row for row in self.ctl.json("gpus")["gpus"] if row["state"] != "ending"]
+        return [rows] if all(row["state"] == "idle" for row in rows) else []
 
     def check_clean(self) -> None:
         """As in a hvdd without workers, once they have ended."""
@@ -73,3 +94,12 @@ def gpus(fake: str = "devices=2", *allowed: str, faults: str = "", environment: 
     with daemon:
         daemon.allow(*allowed)
         yield daemon
+
+
+@contextlib.contextmanager
+def patient_gpus(fake: str, *allowed: str) -> Iterator[GpuDaemon]:
+    """A running one whose idle workers stay for as long as a test on a slow machine takes."""
+    with gpus(fake, *allowed, gpu_idle="20s") as daemon:
+        yield daemon
+        daemon.close_ranks()
+        daemon.end_idle_workers()
