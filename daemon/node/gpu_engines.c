@@ -129,6 +129,7 @@ void node_want_go_idle(struct node_worker *worker, const char *cause)
     const uint64_t now_ns = hvi_clock_ns();
 
     node_worker_set_state(worker, NODE_WORKER_IDLE, cause);
+    worker->idle_ns = now_ns;
     if (!node_worker_arm(worker, worker->idle_end_ns > now_ns ? worker->idle_end_ns - now_ns : 0,
                          on_idle))
         node_worker_stop(worker, "no memory for a timer");

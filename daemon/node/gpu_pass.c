@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * A worker that no engine has passes to the next job of its user on its GPU: that job finds a context, kernels and staging
- * memory, and waits for no start.
+ * A worker that no engine has had for a second passes to the next job of its user on its GPU: that job finds a context, kernels
+ * and staging memory, and waits for no start.
  *
  *   idle ── GpuJob ──► passing: it drops what it has of the job before ── GpuJob back ──► up, or idle without an engine
  *                         └── 2 s, silent, it dies ──► ending; its engines get a new worker
@@ -25,6 +25,10 @@
 
 #define PASS_NS (2 * HVI_NS_SEC) /* a new worker starts in less, as a rule */
 
+/* A job whose worker nobody has had for so long is over. Between two generations its ranks meet again in milliseconds, and would
+ * find neither worker nor communicators; a next job that comes sooner waits for a new worker. */
+#define OVER_NS HVI_NS_SEC
+
 static int on_late(sd_event_source *source, uint64_t usec, void *user)
 {
     struct node_worker *worker = user;
@@ -38,8 +42,9 @@ static int on_late(sd_event_source *source, uint64_t usec, void *user)
 
 static bool may_pass(const struct node_worker *worker, const struct hvi_gpu_wanted *wanted)
 {
-    return worker->state == NODE_WORKER_IDLE && worker->io != NULL && worker->silent_ns == 0 &&
-           worker->gpu->config->gpu_idle > 0 && node_worker_suits(worker, wanted);
+    return worker->state == NODE_WORKER_IDLE && hvi_clock_ns() - worker->idle_ns >= OVER_NS &&
+           worker->io != NULL && worker->silent_ns == 0 && worker->gpu->config->gpu_idle > 0 &&
+           node_worker_suits(worker, wanted);
 }
 
 static bool is_of(const struct node_worker *worker, uid_t uid, const char *job)

@@ -30,6 +30,7 @@ struct node_worker {
     int pidfd, link_fd; /* pidfd -1: likewise */
     bool child;
     sd_event_source *exit, *io, *timer; /* timer: gpu-start, gpu-idle, of the pass, or the grace */
+    uint64_t idle_ns;                   /* idle: its job has had no use for it since */
     uint64_t idle_end_ns;               /* it ends then, if no engine has had it */
     uint64_t before;                    /* its number in the job before; 0: there was none */
     uint64_t beat;

@@ -280,12 +280,20 @@ START_TEST(limits_count_all_workers_and_those_of_a_user)
 }
 END_TEST
 
+/* All have been idle for long. */
+static void let_rest(void)
+{
+    for (struct node_worker *worker = gpu.workers; worker != NULL; worker = worker->next)
+        worker->idle_ns = 0;
+}
+
 START_TEST(an_idle_worker_gives_its_place_up)
 {
     config.gpu_workers_per_user = 1;
     want(0, "up", 1);
     expect(0, 0, 1, HVI_OK);
     node_gpu_engine_gone(&gpu, engine_at(0));
+    let_rest();
     uuid[1] = 1; /* another GPU: it cannot pass */
     want(1, "up2", 2);
     expect(1, 1, 2, HVI_OK);
@@ -412,7 +420,7 @@ static uint64_t done_word(const struct hvi_fence_page *page)
     return atomic_load(&page->cells[1].done);
 }
 
-/* One of job "up" on the GPU at hand, which no engine has any more. */
+/* One of job "up" on the GPU at hand, which no engine has had for long. */
 static struct hvi_gpu_worker make_idle(void)
 {
     const int number = answer_count;
@@ -421,6 +429,7 @@ static struct hvi_gpu_worker make_idle(void)
     const struct hvi_gpu_worker said = expect(number, 0, 1, HVI_OK)->said;
     node_gpu_engine_gone(&gpu, engine_at(0));
     ck_assert_str_eq(state_of_first(), "idle");
+    let_rest();
     return said;
 }
 
@@ -480,11 +489,16 @@ START_TEST(a_worker_does_not_pass_to_a_job)
         want(0, "up", 3); /* it has an engine again */
     else if (_i == 6)
         config.gpu_idle = 0;
-    else
+    else if (_i == 7)
         gpu.workers->silent_ns = HVI_NS_SEC;
+    else { /* its job is between two generations */
+        want(0, "up", 3);
+        node_gpu_engine_gone(&gpu, engine_at(0));
+        ck_assert_str_eq(state_of_first(), "idle");
+    }
     memcpy(wanted.uuid, uuid, sizeof(uuid));
     node_gpu_want(&gpu, &asker, &wanted);
-    const int number = _i == 5 ? 2 : 1;
+    const int number = _i == 5 || _i == 8 ? 2 : 1;
     ck_assert_int_ne(expect(number, 1, 2, HVI_OK)->said.pid, before);
     ck_assert_int_eq(hvt_log_count("worker-passed"), 0);
 }
@@ -501,11 +515,13 @@ START_TEST(a_worker_passes_with_the_settings_that_it_was_told)
     node_gpu_want(&gpu, &asker, &wanted);
     const pid_t pid = expect(0, 0, 1, HVI_OK)->said.pid;
     node_gpu_engine_gone(&gpu, engine_at(0));
+    let_rest();
     asker = asker_of(1, "next");
     wanted.settings = turned; /* an environment has no order */
     node_gpu_want(&gpu, &asker, &wanted);
     ck_assert_int_eq(expect(1, 1, 1, HVI_OK)->said.pid, pid);
     node_gpu_engine_gone(&gpu, engine_at(1));
+    let_rest();
     asker = asker_of(2, "third");
     snprintf(turned[0].value, sizeof(turned[0].value), "0");
     node_gpu_want(&gpu, &asker, &wanted);
@@ -524,6 +540,7 @@ static void make_two(struct hvi_gpu_worker *said_p, bool keeps)
     node_gpu_engine_gone(&gpu, engine_at(0));
     if (!keeps)
         node_gpu_engine_gone(&gpu, engine_at(1));
+    let_rest();
 }
 
 static bool is_second_idle(void)
@@ -602,6 +619,8 @@ START_TEST(a_worker_whose_engine_goes_while_it_passes_is_idle)
     node_gpu_engine_gone(&gpu, engine_at(1));
     await_state("idle");
     ck_assert_str_eq(gpu.workers->job, "next");
+    ck_assert_uint_ne(gpu.workers->idle_ns, 0); /* "next" has its second, too */
+    let_rest();
     want(1, "stays", 3);
     node_gpu_stop_idle(&gpu, "MPS has ended"); /* and with it what it has on its GPU */
     expect(1, 1, 3, HVI_OK);
@@ -628,6 +647,7 @@ START_TEST(a_worker_that_has_passed_has_nothing_of_the_engines_before)
     ck_assert(node_gpu_fences(&gpu, engine_at(0), 5, 1, dup(page.map.fd)));
     node_gpu_engine_gone(&gpu, engine_at(0));
     ck_assert_uint_eq(done_word(&page), 0);
+    let_rest();
     want(1, "next", 2);
     expect(1, 1, 2, HVI_OK);
     ck_assert_uint_eq(done_word(&page), HVI_FENCE_POISON);
@@ -655,6 +675,7 @@ START_TEST(a_worker_that_dies_while_it_passes_has_nothing_of_the_engines_before)
     uuid[1] = 0;
     ck_assert(node_gpu_fences(&gpu, engine_at(0), 5, 1, dup(page.map.fd)));
     node_gpu_engine_gone(&gpu, engine_at(0));
+    let_rest();
     want(2, "ends", 2);
     ck_assert_str_eq(state_of_first(), "passing");
     ck_assert_uint_eq(done_word(&page), 0);
@@ -803,6 +824,7 @@ START_TEST(a_worker_that_came_back_serves_the_next_engine)
     node_gpu_engine_gone(&gpu, engine_at(1));
     end_patience(); /* engine 101 does not come */
     ck_assert_int_ge(sd_event_run(event, 1000), 0);
+    let_rest();
     want(2, "next", 10); /* it passes to no other job */
     ck_assert_uint_ne(expect(1, 2, 10, HVI_OK)->said.instance, 4242);
     end_stranger(&stranger);
@@ -966,7 +988,7 @@ int main(void)
     tcase_add_test(tcase, a_worker_waits_idle_for_the_next_generation);
     tcase_add_test(tcase, an_engine_that_goes_before_its_worker_is_up_hears_nothing);
     tcase_add_test(tcase, an_idle_worker_passes_to_the_next_job_of_its_user);
-    tcase_add_loop_test(tcase, a_worker_does_not_pass_to_a_job, 0, 8);
+    tcase_add_loop_test(tcase, a_worker_does_not_pass_to_a_job, 0, 9);
     tcase_add_test(tcase, a_worker_passes_with_the_settings_that_it_was_told);
     tcase_add_test(tcase, workers_of_a_job_pass_together_and_keep_their_numbers);
     tcase_add_loop_test(tcase, a_worker_that_passes_alone_gets_another_number, 0, 2);
