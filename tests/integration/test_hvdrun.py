@@ -433,7 +433,8 @@ def test_what_successful_ranks_leave_running_ends_too(launcher):
 @pytest.mark.parametrize("start", ["", "setsid "])
 def test_orphans_of_ranks_are_gone_once_they_have_ended(launcher, start):
     wait = "i=0; while kill -0 $pid; do i=$((i+1)); [ $i -lt 600 ] || exit 3; sleep 0.05; done"
-    done = launcher.run("-np", "2", "sh", "-c", f"pid=$(sh -c '{start}sleep 0.1 >/dev/null & echo $!'); {wait}")
+    orphan = f"pid=$(sh -c '{start}sleep $HVD_RANK.2 >/dev/null & echo $!'); {wait}"  # rank 1's when rank 0 has ended
+    done = launcher.run("-np", "2", "sh", "-c", orphan)
     assert done.returncode == 0, done.stderr
 
 

@@ -419,27 +419,46 @@ static void look_at_daemon(void *context, int index)
 
 static bool is_started_by_us(const struct run_node *node, pid_t pid)
 {
-    bool is_ours = pid == node->guard.pid || pid == node->daemon.proc.pid;
-    for (int i = 0; i < count_of(node); i++)
-        is_ours |= pid == node->ranks[i].proc.pid;
-    return is_ours;
+    return pid == node->guard.pid || run_proc_is_started(pid);
+}
+
+/* Each child that we have not started, from the kernel's list of them. False: it makes none. */
+static bool reap_listed(const struct run_node *node)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/self/task/%d/children", (int)getpid());
+    FILE *list = fopen(path, "re");
+    if (list == NULL)
+        return false;
+    for (int pid; fscanf(list, "%d", &pid) == 1;) {
+        if (!is_started_by_us(node, pid))
+            waitpid(pid, NULL, WNOHANG);
+    }
+    fclose(list);
+    return true;
 }
 
 /* Children are looked at from the oldest on: once one that we have started has ended, orphans that
  * come later wait until it is reaped. */
-static void reap_orphans(void *context, int index)
+static void reap_oldest(const struct run_node *node)
 {
-    struct run_node *node = context;
-    struct signalfd_siginfo told;
     siginfo_t info = {0};
-    (void)index;
-    while (read(node->children_fd, &told, sizeof told) == (ssize_t)sizeof told)
-        continue;
     while (waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid != 0 &&
            !is_started_by_us(node, info.si_pid)) {
         waitpid(info.si_pid, NULL, 0);
         info.si_pid = 0;
     }
+}
+
+static void reap_orphans(void *context, int index)
+{
+    const struct run_node *node = context;
+    struct signalfd_siginfo told;
+    (void)index;
+    while (read(node->children_fd, &told, sizeof told) == (ssize_t)sizeof told)
+        continue;
+    if (!reap_listed(node))
+        reap_oldest(node);
 }
 
 void run_node_poll(struct run_node *node, struct run_polls *polls)

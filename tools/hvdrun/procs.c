@@ -89,9 +89,39 @@ static int exec_error(int fd)
     return length == (ssize_t)sizeof error ? error : 0;
 }
 
+/* What was started and not reaped. */
+static pid_t *started;
+static size_t started_count;
+
+static bool make_room(void)
+{
+    pid_t *more = realloc(started, (started_count + 1) * sizeof *started);
+    if (more != NULL)
+        started = more;
+    return more != NULL;
+}
+
+static void forget(pid_t pid)
+{
+    for (size_t i = 0; i < started_count; i++) {
+        if (started[i] == pid)
+            started[i--] = started[--started_count];
+    }
+}
+
+bool run_proc_is_started(pid_t pid)
+{
+    bool is = false;
+    for (size_t i = 0; i < started_count; i++)
+        is |= started[i] == pid;
+    return is;
+}
+
 int run_proc_start(const struct run_spawn *spawn, struct run_proc *proc_p)
 {
     int pipe_fds[2];
+    if (!make_room())
+        return ENOMEM;
     if (pipe2(pipe_fds, O_CLOEXEC) != 0)
         return errno;
     const pid_t parent = getpid();
@@ -115,6 +145,7 @@ int run_proc_start(const struct run_spawn *spawn, struct run_proc *proc_p)
         }
         return error;
     }
+    started[started_count++] = pid;
     *proc_p = (struct run_proc){.pid = pid, .pidfd = pidfd, .fate = {.kind = HVI_FATE_ALIVE}};
     return 0;
 }
@@ -171,6 +202,7 @@ void run_proc_reap(struct run_proc *proc)
     if (proc->pid <= 0 || proc->reaped)
         return;
     waitpid(proc->pid, NULL, 0);
+    forget(proc->pid);
     proc->reaped = true;
     if (proc->pidfd >= 0)
         close(proc->pidfd);

@@ -54,6 +54,8 @@ void run_proc_signal(const struct run_proc *proc, int signal_number);
 bool run_proc_look(struct run_proc *proc);
 /* Reaps an ended process and closes its pidfd. */
 void run_proc_reap(struct run_proc *proc);
+/* Whether a child is one of these, and not reaped: no orphan of theirs. */
+bool run_proc_is_started(pid_t pid);
 
 /* A copy of `base` with `settings` (NULL-terminated) applied: "NAME=value" replaces or adds, "NAME"
  * removes; of several for one name the last counts. NULL without memory. Free with run_env_free. */
