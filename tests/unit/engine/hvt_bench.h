@@ -7,7 +7,7 @@
 #include "daemon/engine/engine.h"
 #include "tests/unit/engine/hvt_peer.h"
 
-#define HVT_BENCH_RANKS 40
+#define HVT_BENCH_RANKS 65
 
 struct hvt_bench {
     struct engine *engine;

@@ -979,20 +979,36 @@ START_TEST(a_batch_that_waits_for_a_stream_waits_for_ever_and_says_for_whose)
 }
 END_TEST
 
-/* 0: an answer that is not the next; 1: to no batch; 2: a status of the job's; 3: an impossible index. */
+START_TEST(more_ranks_on_a_gpu_than_its_worker_takes_at_once_are_told)
+{
+    const int32_t ranks = HVI_DEVICE_MEMBERS + 1;
+
+    open_gpus(ranks, 1);
+    for (int32_t rank = 0; rank < ranks; rank++)
+        hvt_gpu_run(&gpus, rank, ALLREDUCE, 10, "w", 1, 1);
+    hvt_op_expect_all(&gpus.bench, 0, ranks - 1, HVI_ERR_LIMIT,
+                      "the op has too many ranks on one GPU for its worker");
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
+/* 0: an answer that is not the next; 1: to no batch; 2: a status of the job's; 3: an impossible index of answers; 4: of
+ * commands. */
 START_TEST(a_worker_that_lies_in_its_answers_is_ended)
 {
     struct hvi_device_header *header;
 
     open_gpus(2, 1);
+    header = gpus.workers[0].channel.header;
+    if (_i == 4)
+        atomic_store(&header->command_head, 100000);
     for (int32_t rank = 0; rank < 2; rank++)
         hvt_gpu_run(&gpus, rank, ALLREDUCE, 10, "w", 1, 1);
-    header = gpus.workers[0].channel.header;
     if (_i == 0)
         gpus.workers[0].answers++;
     if (_i == 3)
         atomic_store(&header->done_tail, 100000);
-    else
+    else if (_i < 3)
         hvt_gpu_done(&gpus, 0, _i == 1 ? 7 : 1, _i == 2 ? HVI_ERR_JOB_STOPPED : HVI_OK, "");
     expect_end_of_worker("it broke the protocol");
     hvt_gpus_fini(&gpus);
@@ -1099,8 +1115,9 @@ int main(void)
     tcase_add_test(tcase, an_op_that_fails_on_a_gpu_fails_with_the_workers_sentence);
     add(tcase, a_worker_that_is_lost_fails_its_ops_by_name_and_releases_what_waits, 0, 4);
     add(tcase, a_batch_that_has_begun_and_does_not_end_ends_its_worker, 0, 2);
+    tcase_add_test(tcase, more_ranks_on_a_gpu_than_its_worker_takes_at_once_are_told);
     tcase_add_test(tcase, a_batch_that_waits_for_a_stream_waits_for_ever_and_says_for_whose);
-    add(tcase, a_worker_that_lies_in_its_answers_is_ended, 0, 4);
+    add(tcase, a_worker_that_lies_in_its_answers_is_ended, 0, 5);
     tcase_add_test(tcase,
                    a_rank_that_goes_opens_its_fences_and_the_op_ends_when_the_worker_has_it_done);
     tcase_add_test(tcase, an_op_whose_streams_had_come_before_a_rank_went_ends_well);
