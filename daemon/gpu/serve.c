@@ -290,8 +290,9 @@ static void end_dead(struct gpu_worker *worker)
 
 static void refuse_engine(struct gpu_engine *engine, int status)
 {
-    HVI_LOG(HVI_LOG_ERROR, "serve", "no-engine", "an engine cannot be served",
-            "pid=%d generation=%llu status=%s", (int)engine->pid,
+    /* One that was killed meanwhile is no fault of anybody's here. */
+    HVI_LOG(status == HVI_ERR_CLOSED ? HVI_LOG_INFO : HVI_LOG_ERROR, "serve", "no-engine",
+            "an engine cannot be served", "pid=%d generation=%llu status=%s", (int)engine->pid,
             (unsigned long long)engine->generation, hvi_status_name(status));
     sd_event_source_disable_unref(engine->io);
     close(engine->fd);
