@@ -388,6 +388,9 @@ START_TEST(the_time_between_events_is_known_when_both_are_over_and_have_one)
     ck_assert(hvt_cu_ends(stream));
     HVT_CU(hvt_cu.event_elapsed(&ms, begin, end));
     ck_assert_float_lt(ms, 0);
+    HVT_CU(hvt_cu.event_destroy(begin));
+    HVT_CU(hvt_cu.event_destroy(end));
+    HVT_CU(hvt_cu.event_destroy(silent));
 }
 END_TEST
 
