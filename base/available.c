@@ -8,6 +8,7 @@
  * path that the file does not say: what is not there is left out, and the top is looked at in any case. */
 #include "base/available.h"
 
+#include "base/cgroup.h"
 #include "base/file.h"
 
 #include <inttypes.h>
@@ -17,9 +18,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#define PATH_BYTES 1024
-#define TEXT_BYTES 8192
 
 /* The names of one version. */
 struct version {
@@ -48,7 +46,7 @@ static uint64_t number_of(const char *text, const char *key)
 /* "max" is no number. */
 static bool read_number(const char *folder, const char *name, uint64_t *number_p)
 {
-    char path[3 * PATH_BYTES], text[TEXT_BYTES];
+    char path[3 * HVI_CGROUP_PATH], text[HVI_CGROUP_TEXT];
 
     snprintf(path, sizeof path, "%s/%s", folder, name);
     return hvi_file_read(path, text, sizeof text) > 0 && sscanf(text, "%" SCNu64, number_p) == 1;
@@ -62,7 +60,7 @@ static uint64_t least(uint64_t a, uint64_t b)
 /* What the cgroup in this folder leaves to take. */
 static uint64_t left_in(const char *folder, const struct version *version)
 {
-    char path[3 * PATH_BYTES], text[TEXT_BYTES];
+    char path[3 * HVI_CGROUP_PATH], text[HVI_CGROUP_TEXT];
     uint64_t limit = 0, used = 0;
 
     if (!read_number(folder, version->limit, &limit) || !read_number(folder, version->used, &used))
@@ -76,52 +74,35 @@ static uint64_t left_in(const char *folder, const struct version *version)
     return limit > used ? limit - used : 0;
 }
 
-/* Of the cgroup at `at`, which is used up, and all above it. */
+/* Of the cgroup at `at`, which is used up, and all above it. NULL: there is no such hierarchy. */
 static uint64_t left_above(const char *root, const struct version *version, char *at)
 {
-    char folder[2 * PATH_BYTES];
+    char folder[2 * HVI_CGROUP_PATH];
     uint64_t left = UINT64_MAX;
 
-    for (;;) {
+    if (!at || !hvi_cgroup_cut(at))
+        return left;
+    do {
         snprintf(folder, sizeof folder, "%s%s%s", root, version->mount, at);
         left = least(left, left_in(folder, version));
-        char *slash = strrchr(at, '/');
-        if (!slash)
-            return left;
-        *slash = '\0';
-    }
-}
-
-/* A line of /proc/self/cgroup: number, controllers, path. */
-static uint64_t left_by_line(const char *root, char *line)
-{
-    char *controllers = strchr(line, ':');
-    char *path = controllers ? strchr(controllers + 1, ':') : NULL;
-
-    if (!path || strlen(path) >= PATH_BYTES)
-        return UINT64_MAX;
-    *path++ = '\0';
-    if (strcmp(controllers, ":memory") == 0)
-        return left_above(root, &first, path);
-    return strcmp(controllers, ":") == 0 ? left_above(root, &second, path) : UINT64_MAX;
+    } while (hvi_cgroup_up(at));
+    return left;
 }
 
 static uint64_t left_by_cgroups(const char *root)
 {
-    char path[PATH_BYTES], text[TEXT_BYTES], *rest = NULL;
-    uint64_t left = UINT64_MAX;
+    char path[HVI_CGROUP_PATH], text[HVI_CGROUP_TEXT];
 
     snprintf(path, sizeof path, "%s/proc/self/cgroup", root);
     if (hvi_file_read(path, text, sizeof text) <= 0)
         return UINT64_MAX;
-    for (char *line = strtok_r(text, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest))
-        left = least(left, left_by_line(root, line));
-    return left;
+    char *at = hvi_cgroup_find(text, "memory"), *second_at = hvi_cgroup_find(text, "");
+    return least(left_above(root, &first, at), left_above(root, &second, second_at));
 }
 
 uint64_t hvi_memory_available(const char *root)
 {
-    char path[PATH_BYTES], text[TEXT_BYTES];
+    char path[HVI_CGROUP_PATH], text[HVI_CGROUP_TEXT];
 
     snprintf(path, sizeof path, "%s/proc/meminfo", root);
     bool known = hvi_file_read(path, text, sizeof text) > 0 && strstr(text, "MemAvailable:");

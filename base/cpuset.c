@@ -10,6 +10,7 @@
  * of what is mounted here. */
 #include "base/cpuset.h"
 
+#include "base/cgroup.h"
 #include "base/file.h"
 
 #include <dirent.h>
@@ -17,9 +18,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define PATH_BYTES 1024
-#define TEXT_BYTES 8192
 
 /* "0-3,8". False: it is no such list, or empty. Numbers that a set cannot hold are left out. */
 static bool parse(const char *text, cpu_set_t *set_p)
@@ -39,45 +37,25 @@ static bool parse(const char *text, cpu_set_t *set_p)
 static bool read_above(const char *root, const char *mount, const char *name, char *at,
                        cpu_set_t *set_p)
 {
-    char path[3 * PATH_BYTES], text[TEXT_BYTES];
+    char path[3 * HVI_CGROUP_PATH], text[HVI_CGROUP_TEXT];
 
-    for (;;) {
+    do {
         snprintf(path, sizeof path, "%s%s%s/%s", root, mount, at, name);
         if (hvi_file_read(path, text, sizeof text) > 0)
             return parse(text, set_p);
-        char *slash = strrchr(at, '/');
-        if (!slash)
-            return false;
-        *slash = '\0';
-    }
-}
-
-/* The path in the line of /proc/PID/cgroup with these controllers, "" for version 2; NULL: there is none. */
-static char *find_path(char *text, const char *controllers)
-{
-    const size_t length = strlen(controllers);
-
-    for (char *line = text; line; line = strchr(line, '\n')) {
-        line += *line == '\n';
-        char *names = strchr(line, ':');
-        if (names && strncmp(names + 1, controllers, length) == 0 && names[1 + length] == ':')
-            return names + 1 + length + 1;
-    }
-    return NULL;
+    } while (hvi_cgroup_up(at));
+    return false;
 }
 
 bool hvi_cpuset_of(const char *root, pid_t pid, cpu_set_t *set_p)
 {
-    char path[PATH_BYTES], text[TEXT_BYTES];
+    char path[HVI_CGROUP_PATH], text[HVI_CGROUP_TEXT];
 
     snprintf(path, sizeof path, "%s/proc/%d/cgroup", root, (int)pid);
     if (pid <= 0 || hvi_file_read(path, text, sizeof text) <= 0)
         return false;
-    char *first = find_path(text, "cpuset"), *at = first ? first : find_path(text, "");
-    if (!at)
-        return false;
-    at[strcspn(at, "\n")] = '\0';
-    if (strlen(at) >= PATH_BYTES || strstr(at, "/.."))
+    char *first = hvi_cgroup_find(text, "cpuset"), *at = first ? first : hvi_cgroup_find(text, "");
+    if (!at || !hvi_cgroup_cut(at) || strstr(at, "/.."))
         return false;
     return first ? read_above(root, "/sys/fs/cgroup/cpuset", "cpuset.effective_cpus", at, set_p)
                  : read_above(root, "/sys/fs/cgroup", "cpuset.cpus.effective", at, set_p);

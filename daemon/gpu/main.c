@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * hvdd-gpu: started by hvdd, or by its unit, with a connected socket as descriptor 3. It has one GPU for one job of one user,
- * through all generations of the job, and then for the user's next job. This file puts the parts together; docs/design/gpu.md says what they do. */
+ * through all generations of the job, and then for the user's next job. This file puts the parts together; docs/design/gpu.md
+ * says what they do. */
 #include "daemon/gpu/can.h"
 #include "daemon/gpu/turns.h"
 #include "daemon/gpu/worker.h"

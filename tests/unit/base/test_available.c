@@ -1,52 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The memory that can be taken is what the tightest of machine and cgroups leaves. */
 #include "base/available.h"
+#include "tests/unit/base/hvt_root.h"
 #include "tests/unit/hvt_main.h"
-
-#include <ftw.h>
-#include <sys/stat.h>
 
 #define MIB (UINT64_C(1) << 20)
 
-static char root[64];
-
-/* A file below the root, with the folders that it needs. */
-static void put(const char *path, const char *text)
-{
-    char full[512];
-
-    snprintf(full, sizeof full, "%s%s", root, path);
-    for (char *slash = strchr(full + strlen(root) + 1, '/'); slash;
-         slash = strchr(slash + 1, '/')) {
-        *slash = '\0';
-        mkdir(full, 0700);
-        *slash = '/';
-    }
-    FILE *file = fopen(full, "w");
-    ck_assert_ptr_nonnull(file);
-    fputs(text, file);
-    fclose(file);
-}
-
-static int drop_one(const char *path, const struct stat *info, int type, struct FTW *place)
-{
-    (void)info;
-    (void)type;
-    (void)place;
-    return remove(path);
-}
-
 static void set_up(void)
 {
-    strcpy(root, "/tmp/hvt-available-XXXXXX");
-    ck_assert_ptr_nonnull(mkdtemp(root));
+    make_root();
     put("/proc/meminfo", "MemTotal:       8388608 kB\nMemFree:          100 kB\n"
                          "MemAvailable:    4194304 kB\nBuffers:           1 kB\n");
-}
-
-static void tear_down(void)
-{
-    nftw(root, drop_one, 16, FTW_DEPTH | FTW_PHYS);
 }
 
 START_TEST(without_cgroups_the_machine_decides)
@@ -132,7 +96,7 @@ int main(void)
 {
     Suite *suite = suite_create("base/available");
     TCase *tcase = tcase_create("available");
-    tcase_add_checked_fixture(tcase, set_up, tear_down);
+    tcase_add_checked_fixture(tcase, set_up, drop_root);
     tcase_add_test(tcase, without_cgroups_the_machine_decides);
     tcase_add_test(tcase, nothing_known_is_no_limit);
     tcase_add_test(tcase, version_1);

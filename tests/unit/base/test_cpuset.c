@@ -1,52 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  * A process' control group says which processors it has. */
 #include "base/cpuset.h"
+#include "tests/unit/base/hvt_root.h"
 #include "tests/unit/hvt_main.h"
 
-#include <ftw.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #define PID 4711
-
-static char root[64];
-
-/* A file below the root, with the folders that it needs. */
-static void put(const char *path, const char *text)
-{
-    char full[512];
-
-    snprintf(full, sizeof full, "%s%s", root, path);
-    for (char *slash = strchr(full + strlen(root) + 1, '/'); slash;
-         slash = strchr(slash + 1, '/')) {
-        *slash = '\0';
-        mkdir(full, 0700);
-        *slash = '/';
-    }
-    FILE *file = fopen(full, "w");
-    ck_assert_ptr_nonnull(file);
-    fputs(text, file);
-    fclose(file);
-}
-
-static int drop_one(const char *path, const struct stat *info, int type, struct FTW *place)
-{
-    (void)info;
-    (void)type;
-    (void)place;
-    return remove(path);
-}
-
-static void set_up(void)
-{
-    strcpy(root, "/tmp/hvt-cpuset-XXXXXX");
-    ck_assert_ptr_nonnull(mkdtemp(root));
-}
-
-static void tear_down(void)
-{
-    nftw(root, drop_one, 16, FTW_DEPTH | FTW_PHYS);
-}
 
 /* The set is that of the cores below 64 with a bit here. */
 static void expect(uint64_t bits)
@@ -143,7 +103,7 @@ int main(void)
 {
     Suite *suite = suite_create("base/cpuset");
     TCase *tcase = tcase_create("cpuset");
-    tcase_add_checked_fixture(tcase, set_up, tear_down);
+    tcase_add_checked_fixture(tcase, make_root, drop_root);
     tcase_add_test(tcase, version_1);
     tcase_add_test(tcase, version_2);
     tcase_add_test(tcase, a_cgroup_without_the_controller_has_what_the_one_above_has);
