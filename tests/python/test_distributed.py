@@ -285,6 +285,28 @@ def test_callbacks_of_futures_may_wait_for_other_futures_as_powersgd_does(ranks)
     ranks(2, check_callbacks_that_wait)
 
 
+def check_what_is_over_has_its_future() -> None:
+    """As DDP's reducer reads the number of joined ranks: it waits for the work, then takes its future's value at once."""
+    import torch.distributed as dist
+
+    import hvd.torch  # noqa: F401 pylint: disable=unused-import
+    dist.init_process_group("hvd")
+    for number in range(500):
+        work = dist.all_reduce(torch.ones(1), async_op=True)
+        future = work.get_future()
+        itself = future.then(lambda _, work=work: work.wait())
+        while number % 2 and not work.is_completed():
+            pass
+        work.wait()
+        assert future.done() and future.value()[0].item() == 2.0, number
+        assert itself.wait()
+    dist.destroy_process_group()
+
+
+def test_a_work_is_over_when_its_future_is_complete(ranks):
+    ranks(2, check_what_is_over_has_its_future)
+
+
 def check_two_identities(store: str) -> None:
     import torch.distributed as dist
 

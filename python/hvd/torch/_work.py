@@ -60,7 +60,7 @@ class Work(_Base):
         self.error: Exception | None = None
         self.source: int | None = None
         self._lock = threading.Lock()
-        self._over: threading.Event | None = None  # set when the thread that completes futures has it
+        self._over: threading.Event | None = None  # the thread that completes futures has it; set once the future is complete
         self._promise: Any = None
         self._devices: list[Any] = []
         self._future: Any = None
@@ -103,10 +103,8 @@ class Work(_Base):
 
     def complete_future(self) -> None:
         """After the end: wakes who waits for it."""
-        assert self._over is not None
         for device in self._devices:  # the copies that finish() has made, in this thread's stream
             _cuda.cuda.event(_cuda.cuda.stream(device)).synchronize()
-        self._over.set()
         self._promise.set_result(None)
 
     def _wait_here(self, seconds: float) -> None:
@@ -129,34 +127,31 @@ class Work(_Base):
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
         """Blocks until it is over. DistributedError: it failed, or `timeout` (else the group's) has passed."""
         seconds = timeout.total_seconds() if timeout > _NO_TIMEOUT else self.seconds
-        if not self.done:
-            if self._over is not None:
-                _completer.waits()
-                if not self._over.wait(seconds):
-                    raise self.too_long(seconds)
-            else:
-                if not self._lock.acquire(timeout=seconds):  # pylint: disable=consider-using-with
-                    raise self.too_long(seconds)
-                try:
-                    if self._over is None and not self.done:
-                        self._wait_here(seconds)
-                finally:
-                    self._lock.release()
-                if not self.done:
-                    return self.wait(timeout)  # a future was wanted meanwhile
+        if self._over is None and not self.done:
+            if not self._lock.acquire(timeout=seconds):  # pylint: disable=consider-using-with
+                raise self.too_long(seconds)
+            try:
+                if self._over is None and not self.done:
+                    self._wait_here(seconds)
+            finally:
+                self._lock.release()
+        if self._over is not None and not self._over.is_set():  # DDP's reducer waits for the work, then asks its future for the value without a wait
+            _completer.waits()
+            if not self._over.wait(seconds):
+                raise self.too_long(seconds)
         if self.error is not None:
             raise self.error
         return True
 
     def is_completed(self) -> bool:
-        """Whether it is over, well or not. Never blocks."""
+        """Whether it is over, well or not, and its future complete, if there is one. Never blocks."""
         if not self.done and self._over is None and self._lock.acquire(blocking=False):
             try:
                 if self._over is None:
                     self.look()
             finally:
                 self._lock.release()
-        return self.done
+        return self.done if self._over is None else self._over.is_set()
 
     def is_success(self) -> bool:
         """Whether it is over and well."""
@@ -194,8 +189,13 @@ class Work(_Base):
                     self._promise.set_result(None)
                 else:
                     self._over = threading.Event()
+                    self._future.add_done_callback(self._tell)  # before all others, which may wait for this work
                     _completer.add(self)
             return self._future
+
+    def _tell(self, _future: Any) -> None:
+        assert self._over is not None
+        self._over.set()
 
     def _outcome(self, _promise: Any) -> list[Any]:
         if self.error is not None:
