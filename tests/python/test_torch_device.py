@@ -217,8 +217,8 @@ def model_on(cuda):
     return host, there
 
 
-def train(hvd, cuda, host, there, close=1e-6, **options):
-    """Trains both, the one on the device as ranks; they must stay equal."""
+def train(hvd, cuda, host, there, close=1e-4, **options):
+    """Trains both, the one on the device as ranks; they stay as equal as sums of half a batch let them on any processor."""
     import torch
     plain = torch.optim.SGD(host.parameters(), lr=0.1, momentum=0.9)
     ours = hvd.DistributedOptimizer(torch.optim.SGD(there.parameters(), lr=0.1, momentum=0.9),
