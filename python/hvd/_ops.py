@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -25,19 +26,24 @@ _OP_OPTIONS_SIZE = ctypes.sizeof(OpOptions)
 
 
 class Op:
-    """A submitted op. `status` is INPROGRESS until it is seen finished; then `error` holds a failure's sentence."""
-    __slots__ = ("session", "pointer", "keep", "status", "error", "owns_result", "name", "__weakref__")
+    """A submitted op. `status` is INPROGRESS until it is seen finished; then `error` holds a failure's sentence.
+
+    Any thread that needs room looks at the ops of others (`_make_room`), and who sees one finished releases it. So a thread
+    has the op's `claim` while it is in the library with it."""
+    __slots__ = ("session", "pointer", "keep", "status", "error", "owns_result", "name", "claim", "__weakref__")
 
     def __init__(self, session: Session, pointer: int, keep: Any, owns_result: bool,
                  name: bytes | None = None) -> None:
         self.session = session
-        self.pointer: int | None = pointer
+        self.pointer: int | None = None
         self.keep = keep
         self.status = _native.INPROGRESS
         self.error = ""
         self.owns_result = owns_result
         self.name = name
+        self.claim = threading.RLock()
         _live[pointer] = weakref.ref(self)
+        self.pointer = pointer  # last: Ctrl-C comes before, and submit() hands the op over, or after, and __del__ does
 
     def _finish(self, status: int) -> None:
         """Takes what a finished op has to say; releases it unless its result lies in the library's memory."""
@@ -50,6 +56,17 @@ class Op:
 
     def poll(self) -> bool:
         """Whether it is finished, successfully or not. Never waits for other ranks."""
+        if self.status != _native.INPROGRESS:
+            return True
+        if not self.claim.acquire(blocking=False):  # pylint: disable=consider-using-with
+            return False  # another thread looks or waits
+        try:
+            return self._look()
+        finally:
+            self.claim.release()
+
+    def _look(self) -> bool:
+        """poll(), by who has the claim."""
         if self.status != _native.INPROGRESS:
             return True
         try:
@@ -85,7 +102,16 @@ class Op:
         return self.status != _native.INPROGRESS
 
     def wait_slice(self, nanoseconds: int) -> None:
-        """Waits so long in the library."""
+        """Waits so long in the library; or, while another thread does, for that."""
+        if not self.claim.acquire(timeout=nanoseconds * 1e-9):  # pylint: disable=consider-using-with
+            return
+        try:
+            if self.status == _native.INPROGRESS:
+                self._wait_slice(nanoseconds)
+        finally:
+            self.claim.release()
+
+    def _wait_slice(self, nanoseconds: int) -> None:
         self.session.enter()
         try:
             status = lib.hvd_wait(self.pointer, nanoseconds)
@@ -204,7 +230,6 @@ def run(function: Any, keep: Any, *arguments: Any) -> None:
                 pointers[0] = None
                 quick.hvd_op_free(pointer)
                 return
-            pointers[0] = None
             op = Op(session, pointer, keep, False, _name_in(arguments))
         elif status in _NO_ROOM or status == _native.ERR_DUPLICATE_NAME:
             op = None  # submit() knows what to do
@@ -224,9 +249,9 @@ _OnePointer = ctypes.c_void_p * 1
 
 
 def _abandon(session: Session, pointers: Any, keep: Any) -> None:
-    """Hands ops that no Op stands for to the session."""
+    """Hands ops that no Op stands for, or has handed over, to the session."""
     for pointer in pointers:
-        if pointer is not None and pointer not in _live:
+        if pointer is not None and pointer not in _live and all(one.pointer != pointer for one in list(session.abandoned)):
             session.abandon(pointer, keep, None)
 
 

@@ -42,13 +42,14 @@ class StreamOp(_ops.Op):
         """Lets the current stream wait for it, and returns at once. HorovodInternalError: it, or one before it, is
         known to have failed."""
         look()
-        if not self.poll():
-            self.session.enter()
-            try:
-                _native.check(lib.hvd_op_stream_wait(self.pointer, self.current()))
-            finally:
-                self.session.leave()
-            _unseen.append(self)
+        with self.claim:
+            if not self.poll():
+                self.session.enter()
+                try:
+                    _native.check(lib.hvd_op_stream_wait(self.pointer, self.current()))
+                finally:
+                    self.session.leave()
+                _unseen.append(self)
         if self.status < 0:
             raise HorovodInternalError(self.error)
 
@@ -77,11 +78,12 @@ def _wait_for_namesake(name: bytes | None) -> bool:
 
 
 def submit(current: Callable[[], int], function: Any, keep: Any, name: bytes | None, *arguments: Any, count: int = 0,
-           session: Session | None = None) -> Any:
+           session: Session | None = None, owns_result: bool = False) -> Any:
     """As _ops.submit, of tensors in memory of a device; `arguments` have the stream in their options. What has failed
     before is raised first."""
     _wait_for_namesake(name)
-    started = _ops.submit(function, keep, name, *arguments, count=count, session=session, make=StreamOp)
+    started = _ops.submit(function, keep, name, *arguments, count=count, session=session, owns_result=owns_result,
+                          make=StreamOp)
     for op in started if count else (started,):
         op.current = current
     return started

@@ -307,6 +307,170 @@ def test_a_work_is_over_when_its_future_is_complete(ranks):
     ranks(2, check_what_is_over_has_its_future)
 
 
+def check_futures_that_wait_for_others() -> None:
+    import threading
+
+    import torch.distributed as dist
+
+    import hvd.torch  # noqa: F401 pylint: disable=unused-import
+    dist.init_process_group("hvd")
+
+    def started(count: int) -> list:
+        return [dist.all_reduce(torch.ones(2), async_op=True) for _ in range(count)]
+    first, = started(1)
+    future = first.get_future()
+    may_begin = threading.Event()
+    waits = future.then(lambda _: may_begin.wait() and later.wait())  # of a future that the callback has not asked for
+    later = started(1)[0].get_future()
+    may_begin.set()
+    waits.wait()
+    works = started(5)
+    for work in works:
+        while not work.is_completed():
+            pass
+    works = started(5)
+    dist.barrier()
+    futures = [work.get_future() for work in works]  # all over by now
+    for waits in [futures[at].then(lambda _, at=at: futures[at + 1].wait()) for at in range(4)]:
+        waits.wait()
+    called = threading.Event()  # by who waits for a future, while a callback of another waits for that
+    futures = [work.get_future() for work in started(2)]
+    waits = futures[0].then(lambda _: called.wait())
+    futures[1].wait()
+    called.set()
+    waits.wait()
+    for number in range(300):
+        work, = started(1)
+        work.get_future().wait()
+        assert work.is_completed() and work.is_success(), number
+    dist.destroy_process_group()
+
+
+def test_a_callback_may_wait_for_any_future(ranks):
+    ranks(2, check_futures_that_wait_for_others)
+
+
+def check_threads() -> None:
+    import threading
+
+    import torch.distributed as dist
+
+    import hvd.torch  # noqa: F401 pylint: disable=unused-import
+    from hvd import _native, _ops, _session
+    dist.init_process_group("hvd")
+    failures: list[Exception] = []
+
+    def of_one(work: object) -> None:
+        try:
+            work()
+        except Exception as error:  # pylint: disable=broad-exception-caught
+            failures.append(error)
+
+    def together(*works: object) -> list[threading.Thread]:
+        threads = [threading.Thread(target=of_one, args=(work,)) for work in works]
+        for thread in threads:
+            thread.start()
+        return threads
+    for _ in range(10):  # the first ops of a group, which wait until it is there
+        group = dist.new_group([0, 1])
+        numbers: list[int] = []
+        for thread in together(*[lambda group=group, numbers=numbers: numbers.append(group._number())] * 4):
+            thread.join()
+        assert len(set(numbers)) == 1 and numbers[0] > 0, numbers
+        dist.destroy_process_group(group)
+    for number in range(60):  # one thread waits, another needs room for its ops
+        tensor = torch.full((4,), float(number))
+        work = dist.all_reduce(tensor, async_op=True)
+        if number % 2:
+            work.get_future()
+        thread, = together(work.wait)
+        while thread.is_alive():
+            _ops._make_room(_session.current(), _native.ERR_RING_FULL)
+        assert not failures and tensor.tolist() == [2.0 * number] * 4, (number, failures)
+    dist.destroy_process_group()
+
+
+def test_threads_may_look_at_each_others_ops(ranks):
+    ranks(2, check_threads)
+
+
+def check_barriers() -> None:
+    import torch.distributed as dist
+
+    import hvd.torch  # noqa: F401 pylint: disable=unused-import
+    dist.init_process_group("hvd")
+    rank = dist.get_rank()
+    lists, columns = [], []
+    for number in range(20):
+        columns.append(torch.full((3, 2), float(number)))
+        lists.append([torch.zeros(2), torch.zeros(2)])
+        dist.all_reduce(columns[-1][:, 0], async_op=True)
+        dist.all_gather(lists[-1], torch.full((2,), float(number + rank)), async_op=True)
+    received = torch.zeros(1)
+    message = dist.irecv(received, 1 - rank)
+    if rank == 0:
+        dist.barrier()
+    else:  # as a future, and after a look
+        work = dist.barrier(async_op=True)
+        work.is_completed()
+        work.get_future().wait()
+    assert [column[0].tolist() for column in columns] == [[2.0 * number, number] for number in range(20)]
+    assert [part[0].item() for pair in lists for part in pair] == [number + rank for number in range(20) for rank in (0, 1)]
+    dist.send(torch.ones(1), 1 - rank)  # after the barrier, which does not wait for the message
+    message.wait()
+    assert received.item() == 1.0
+    assert not dist.distributed_c10d._get_default_group()._under_way
+    dist.destroy_process_group()
+
+
+def test_a_barrier_is_behind_collectives_whose_handles_are_dropped(ranks):
+    ranks(2, check_barriers)
+
+
+def check_profiled_coalescing() -> None:
+    import torch.distributed as dist
+
+    import hvd.torch  # noqa: F401 pylint: disable=unused-import
+    dist.init_process_group("hvd")
+    group = dist.distributed_c10d._get_default_group()
+    with torch.autograd.profiler.profile():
+        for number in range(20):
+            outputs = [torch.zeros(4), torch.zeros(4)]
+            group.start_coalescing()
+            for output in outputs:
+                group.alltoall_base(output, torch.full((4,), float(number)), [], [])
+            group.end_coalescing().wait()
+            assert torch.cat(outputs).tolist() == [float(number)] * 8
+    dist.destroy_process_group()
+
+
+def test_a_profiler_leaves_the_parts_of_coalesced_works_alone(ranks):
+    ranks(2, check_profiled_coalescing)
+
+
+def check_late_waits() -> None:
+    import torch.distributed as dist
+
+    import hvd.torch as hvd
+    from hvd._native import lib
+    dist.init_process_group("hvd")
+    failed = dist.all_reduce(torch.ones(3 + dist.get_rank()), async_op=True)
+    assert lib.hvd_wait(failed.ops[0].pointer, -1) < 0
+    lost = dist.all_reduce(torch.ones(3), async_op=True) if dist.get_rank() == 0 else None
+    failed._wait_here(0.0)  # no time is left, and yet the op is finished
+    with pytest.raises(RuntimeError, match="shape"):
+        failed.wait()
+    hvd.shutdown()
+    if lost is not None:
+        lost._wait_here(0.0)
+        with pytest.raises(RuntimeError, match="shut down"):
+            lost.wait()
+
+
+def test_a_wait_that_comes_late_tells_a_failure(ranks):
+    ranks(2, check_late_waits)
+
+
 def check_two_identities(store: str) -> None:
     import torch.distributed as dist
 

@@ -34,11 +34,11 @@ def handle_on(device: Any) -> int:
 
 
 def submit(device: Any, function: Any, keep: Any, name: bytes | None, *arguments: Any, count: int = 0,
-           session: _session.Session | None = None) -> Any:
+           session: _session.Session | None = None, owns_result: bool = False) -> Any:
     """_streams.submit() of tensors on a device, which `arguments` describe; `keep` holds them."""
     _note(keep)
     return _streams.submit(functools.partial(handle_on, device), function, keep, name, *arguments, count=count,
-                           session=session)
+                           session=session, owns_result=owns_result)
 
 
 def _note(kept: Any) -> None:

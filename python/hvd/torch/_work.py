@@ -9,7 +9,9 @@ wait for another future, as DDP's PowerSGD does: then a second thread sees to th
 from __future__ import annotations
 
 import atexit
+import collections
 import ctypes
+import itertools
 import os
 import threading
 import time
@@ -23,6 +25,7 @@ import torch.distributed as dist
 from hvd import _native
 from hvd._native import lib
 from hvd._ops import Op
+from hvd._session import Session
 from hvd._streams import StreamOp
 from hvd.exceptions import HorovodInternalError
 from hvd.torch import _cuda
@@ -32,6 +35,10 @@ _TorchError: Any = getattr(dist, "DistBackendError", RuntimeError)
 _NO_TIMEOUT = timedelta(0)
 #: How long the thread's wait lasts at most before it sees works that came meanwhile, should these be finished first.
 _SLICE_NS = 10_000_000
+_NAP_S = 0.0005
+_LEAST_S = 0.000_001  # that a wait takes: none is the group's timeout
+#: How long callbacks of one work may take before another thread sees to the works that are left.
+_PATIENCE_S = 0.01
 _END_SECONDS = 10  # for callbacks that still run when the interpreter ends
 
 
@@ -46,10 +53,11 @@ def _cuda_devices(outputs: Sequence[Any]) -> list[Any]:
 
 class Work(_Base):
     """Several ops that finish together. `outputs`: what result() and the future give. `finish` is called once after
-    success, in whatever thread sees the end: copies results to where they shall be. Thread-safe."""
+    success, in whatever thread sees the end: copies results to where they shall be. `before`: works that have to be over,
+    too, well or not. Thread-safe."""
 
     def __init__(self, what: str, ops: Sequence[Op], outputs: Sequence[Any], seconds: float,
-                 finish: Callable[[], None] | None = None) -> None:
+                 finish: Callable[[], None] | None = None, before: Sequence[Work] = ()) -> None:
         super().__init__()
         self.what = what
         self.ops: Sequence[Op] = ops
@@ -59,6 +67,8 @@ class Work(_Base):
         self.done = False
         self.error: Exception | None = None
         self.source: int | None = None
+        self.before = before
+        self.leave: Callable[[], object] | None = None  # called at the end
         self._lock = threading.Lock()
         self._over: threading.Event | None = None  # the thread that completes futures has it; set once the future is complete
         self._promise: Any = None
@@ -76,7 +86,10 @@ class Work(_Base):
         self.error = error
         self.finish = None
         self.ops = ()
+        self.before = ()
         self.done = True
+        if self.leave is not None:
+            self.leave()
 
     def look(self) -> bool:
         """Whether it is over, without waiting; settles it."""
@@ -89,6 +102,8 @@ class Work(_Base):
                 text = op.error or "hvd was shut down before the op was finished"
                 self._settle(DistributedError(text))
                 return True
+        if not all(work.has_passed() for work in self.before):
+            return False
         self._settle(None)
         return True
 
@@ -103,9 +118,16 @@ class Work(_Base):
 
     def complete_future(self) -> None:
         """After the end: wakes who waits for it."""
-        for device in self._devices:  # the copies that finish() has made, in this thread's stream
-            _cuda.cuda.event(_cuda.cuda.stream(device)).synchronize()
-        self._promise.set_result(None)
+        try:
+            for device in self._devices:  # the copies that finish() has made, in this thread's stream
+                _cuda.cuda.event(_cuda.cuda.stream(device)).synchronize()
+        except Exception as failure:  # pylint: disable=broad-exception-caught
+            self.error = self.error or failure
+        try:
+            self._promise.set_result(None)
+        except Exception as failure:  # pylint: disable=broad-exception-caught
+            self.error = self.error or failure  # of a device that has failed: torch cannot complete the future
+            self._tell(None)
 
     def _wait_here(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -113,14 +135,40 @@ class Work(_Base):
             try:
                 if isinstance(op, StreamOp):
                     op.wait()
-                elif not op.wait_for(deadline - time.monotonic()) and not op.poll():
-                    raise self.too_long(seconds)
+                elif not op.wait_for(deadline - time.monotonic()):
+                    if not op.poll():
+                        raise self.too_long(seconds)
+                    op.wait()  # says how it has ended
             except DistributedError:
                 raise
             except HorovodInternalError as error:
                 self._settle(DistributedError(str(error)))
                 return
+        for work in self.before:
+            if not work.let_pass(deadline - time.monotonic()):
+                raise self.too_long(seconds)
         self._settle(None)
+
+    # ---- for a barrier behind it ----
+
+    def has_passed(self) -> bool:
+        """Whether it is over, well or not. What it copies to devices at its end is left to who waits for it, in whose stream
+        the copies are. Never blocks."""
+        if _cuda_devices(self.outputs):
+            return self.done or all(op.poll() for op in self.ops)
+        return self.is_completed()
+
+    def let_pass(self, seconds: float) -> bool:
+        """Blocks until it has passed; False: not within so long."""
+        deadline = time.monotonic() + seconds
+        try:
+            if not _cuda_devices(self.outputs):
+                return self.wait(timedelta(seconds=max(seconds, _LEAST_S)))
+            for op in self.ops:
+                op.wait_for(deadline - time.monotonic())
+        except HorovodInternalError:
+            pass  # its own wait() says so
+        return self.has_passed()
 
     # ---- torch.distributed.Work ----
 
@@ -151,7 +199,7 @@ class Work(_Base):
                     self.look()
             finally:
                 self._lock.release()
-        return self.done if self._over is None else self._over.is_set()
+        return self.done if self._over is None else self.done and self._future.done()
 
     def is_success(self) -> bool:
         """Whether it is over and well."""
@@ -204,69 +252,112 @@ class Work(_Base):
 
 
 class _Completer:
-    """The threads that complete futures: one, and more where callbacks themselves want futures, which they may wait for.
-    At most one of them, the leader, looks after works; the others run callbacks or sleep."""
+    """The threads that complete futures. One has the turn: it looks after the works and runs the callbacks of those that are
+    over, one after the other. Who is in a callback loses the turn to another thread when the callback itself waits for a work,
+    or takes longer than _PATIENCE_S while works are left: it may be waiting for one of their futures."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._works: list[tuple[Work, float]] = []
+        self._over: collections.deque[Work] = collections.deque()  # whose futures are due
         self._threads: list[threading.Thread] = []
         self._calling: set[int] = set()  # threads that run callbacks
-        self._led = False
-        self._idle = 0
+        self._turn: int | None = None  # the thread that has it
+        self._since: float | None = None  # when that one's callbacks began; None: it runs none
+        self._watching = 0  # how many of the others see whether those take too long
         self._ended = False
+
+    # ---- for other threads ----
 
     def add(self, work: Work) -> None:
         """Completes the work's future when it is over, or too late."""
         with self._changed:
             self._works.append((work, time.monotonic() + work.seconds))
-            self._threads = [thread for thread in self._threads if thread.is_alive()]
-            if not self._threads or threading.get_ident() in self._calling:
-                self._lead()
-            elif self._idle:
-                self._changed.notify()
+            self._go_on()
 
     def waits(self) -> None:
-        """The calling thread is about to wait for a work: if it runs callbacks, another thread has to lead."""
+        """The calling thread is about to wait for a work: if it runs callbacks, another thread has to have the turn."""
         if threading.get_ident() in self._calling:
             with self._changed:
-                self._lead()
+                self._go_on()
 
-    def _lead(self) -> None:
-        if self._led or self._ended:
+    # ---- with the lock ----
+
+    def _go_on(self) -> None:
+        """Sees to it that somebody has the turn, or will take it from a thread in callbacks."""
+        me = threading.get_ident()
+        if me in self._calling and self._turn == me:
+            self._turn = None
+        if self._turn is None or (self._since is not None and not self._watching):
+            self._rouse()
+
+    def _rouse(self) -> None:
+        if self._ended or not (self._works or self._over):
             return
-        if self._idle:
-            self._changed.notify()
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        if any(thread.ident != self._turn and thread.ident not in self._calling for thread in self._threads):
+            self._changed.notify_all()
             return
         thread = threading.Thread(target=self._run, name="hvd-futures", daemon=True)
         self._threads.append(thread)
         thread.start()
 
+    def _takes_turn(self) -> bool:
+        """Whether the thread, which is in no callback, has the turn now and something to do."""
+        me = threading.get_ident()
+        left = bool(self._works or self._over)
+        stuck = self._since is not None and time.monotonic() - self._since >= _PATIENCE_S
+        if left and (self._turn in (None, me) or stuck):
+            self._turn, self._since = me, None
+            return True
+        if self._turn == me:
+            self._turn = None
+        return False
+
+    def _rest(self) -> None:
+        """Until something changes, or callbacks of another thread have taken too long."""
+        watches = self._turn is not None and self._since is not None and bool(self._works or self._over)
+        self._watching += watches
+        self._changed.wait(_PATIENCE_S if watches else None)
+        self._watching -= watches
+
+    # ---- the threads ----
+
     def _run(self) -> None:
         while True:
             with self._changed:
-                while (self._led or not self._works) and not self._ended:
-                    self._idle += 1
-                    self._changed.wait()
-                    self._idle -= 1
+                while not self._ended and not self._takes_turn():
+                    self._rest()
                 if self._ended:
                     return
-                self._led = True
-                works = list(self._works)
-            _sleep([work for work, _ in works])
-            over = [work for work, deadline in works if _is_over(work, deadline)]
+                works = [] if self._over else list(self._works)
+            if works:
+                self._look(works)
+            else:
+                self._complete_next()
+
+    def _look(self, works: Sequence[tuple[Work, float]]) -> None:
+        _sleep([work for work, _ in works])
+        over = [work for work, deadline in works if _is_over(work, deadline)]
+        with self._changed:
+            self._works = [entry for entry in self._works if entry[0] not in over]
+            self._over.extend(over)
+
+    def _complete_next(self) -> None:
+        me = threading.get_ident()
+        with self._changed:
+            work = self._over.popleft()
+            self._calling.add(me)
+            self._since = time.monotonic()
+            if not self._watching:
+                self._rouse()
+        try:
+            work.complete_future()
+        finally:
             with self._changed:
-                self._works = [entry for entry in self._works if entry[0] not in over]
-                self._led = False
-                self._calling.add(threading.get_ident())
-                if self._works and self._idle:
-                    self._changed.notify()
-            try:
-                for work in over:
-                    work.complete_future()
-            finally:
-                with self._changed:
-                    self._calling.discard(threading.get_ident())
+                self._calling.discard(me)
+                if self._turn == me:
+                    self._since = None
 
     def end(self) -> None:
         """The interpreter is about to go: a thread that came back from torch's C++ then would abort the process."""
@@ -295,7 +386,18 @@ def _sleep(works: Sequence[Work]) -> None:
     if not waiting:
         return
     session = waiting[0].session
-    pointers = [op.pointer for op in waiting if op.session is session and op.pointer is not None]
+    claimed = [op for op in waiting if op.session is session and op.claim.acquire(blocking=False)]
+    try:
+        _sleep_on(session, [op.pointer for op in claimed if op.pointer is not None])
+    finally:
+        for op in claimed:
+            op.claim.release()
+
+
+def _sleep_on(session: Session, pointers: Sequence[int]) -> None:
+    if not pointers:
+        time.sleep(_NAP_S)  # other threads, which need room, look at them
+        return
     try:
         session.enter()
     except HorovodInternalError:
@@ -308,7 +410,8 @@ def _sleep(works: Sequence[Work]) -> None:
 
 
 def _first_unfinished(work: Work) -> Op | None:
-    return next((op for op in work.ops if op.status == _native.INPROGRESS), None)
+    ops = itertools.chain(work.ops, *(one.ops for one in work.before))
+    return next((op for op in ops if op.status == _native.INPROGRESS), None)
 
 
 _completer = _Completer()

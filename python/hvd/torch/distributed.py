@@ -27,13 +27,14 @@ import inspect
 import itertools
 import os
 import sys
+import threading
 import time
 import uuid
 import zlib
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial, reduce as fold
-from typing import Any
+from typing import Any, Optional
 
 import torch
 import torch.distributed as dist
@@ -69,10 +70,14 @@ _VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
 #: Of a Work that Python hands to it C++ may keep the C++ part alone, which waits for ever once the Python part is gone. So the last
 #: ones stay: before PyTorch 2.15 of all, now of those of one number, with which DDP's join() counts the ranks that go on.
 _KEPT = 8
+_NOT_BEFORE_BARRIERS = ("send", "recv", "barrier")  # of a message the other side may come after the barrier
 _KEEPS_ALL = _VERSION < (2, 15)
 _c10d: Any = torch._C._distributed_c10d  # pylint: disable=protected-access
 #: torch's backends, in which a group of several has its parts. Classes of Python may derive from it since 2.15.
 _TorchBackend: Any = _c10d.Backend if _VERSION >= (2, 15) else object
+
+
+_Part = tuple[_ops.Op, Optional[Callable[[], None]]]  # of a work: an op, and what is done at its end
 
 
 def _check(tensors: Sequence[Any]) -> None:
@@ -194,11 +199,13 @@ class _Group:
         self._seconds = timeout.total_seconds()
         self._session: _session.Session | None = _session.current()
         self._opening = opening
+        self._numbering = threading.Lock()
         self._owns_session = owns_session
         self._set: int | None = 0 if opening is None else None
         self._collected: list[Work] | None = None
         self._kept: collections.deque[Work] = collections.deque()
         self._sequence = 0
+        self._under_way: dict[int, Work] = {}  # collectives that no wait has seen finished, by id()
 
     # ---- the process set ----
 
@@ -206,7 +213,9 @@ class _Group:
         if self._session is None:
             raise DistributedError("this process group was destroyed")
         if self._set is None:
-            self._set = self._opened()
+            with self._numbering:  # several threads may have the first op
+                if self._set is None:
+                    self._set = self._opened()
         return self._set
 
     def _member(self, what: str, place: int) -> int:
@@ -215,15 +224,17 @@ class _Group:
             raise ValueError(f"{what}: there is no rank {place} in a process group of {self._size}")
         return place
 
-    def _start(self, function: Any, keep: Any, *arguments: Any, prescale: float = 1.0, count: int = 0) -> Any:
+    def _start(self, function: Any, keep: Any, *arguments: Any, prescale: float = 1.0, count: int = 0,
+               owns_result: bool = False) -> Any:
         """_ops.submit, or _device.submit where the (first) tensor of `keep` lies on a device."""
         first = keep
         while isinstance(first, (tuple, list)):
             first = first[0]
         if framework.on_host(first):
-            return _ops.submit(function, keep, *arguments, _ops.options(prescale, 1.0, self._number()), count=count)
+            return _ops.submit(function, keep, *arguments, _ops.options(prescale, 1.0, self._number()), count=count,
+                               owns_result=owns_result)
         options = _ops.options(prescale, 1.0, self._number(), _device.handle_on(first.device))
-        return _device.submit(first.device, function, keep, *arguments, options, count=count)
+        return _device.submit(first.device, function, keep, *arguments, options, count=count, owns_result=owns_result)
 
     def _opened(self) -> int:
         opening = self._opening
@@ -243,6 +254,7 @@ class _Group:
 
     def _end(self, patient: bool) -> None:
         session, self._session = self._session, None
+        self._under_way.clear()
         if session is None or session.pointer is None:
             return
         if self._set == 0:
@@ -312,29 +324,47 @@ class _Group:
     def end_coalescing(self) -> Work:
         """Of the works since start_coalescing()."""
         works, self._collected = self._collected or [], None
-        finishes = [work.finish for work in works if work.finish is not None]
-
-        def finish() -> None:
-            for one in finishes:
-                one()
-        return Work("coalesced", [op for work in works for op in work.ops],
-                    [tensor for work in works for tensor in work.outputs], self._seconds, finish)
+        whole = Work("coalesced", [op for work in works for op in work.ops],
+                     [tensor for work in works for tensor in work.outputs], self._seconds,
+                     _all_of([work.finish for work in works]))
+        return self._taken_in(whole, all(work.what not in _NOT_BEFORE_BARRIERS for work in works))
 
     def _work(self, what: str, ops: Any, outputs: Sequence[Any], opts: Any = None,
-              finish: Callable[[], None] | None = None) -> Work:
+              finish: Callable[[], None] | None = None, before: Sequence[Work] = ()) -> Work:
         timeout = getattr(opts, "timeout", None)
         seconds = timeout.total_seconds() if timeout is not None and timeout > timedelta(0) else self._seconds
         self._sequence += 1
-        work = Work(what, ops if isinstance(ops, list) else (ops,), outputs, seconds, finish)
+        work = Work(what, ops if isinstance(ops, list) else (ops,), outputs, seconds, finish, before)
+        if self._collected is None:
+            return self._taken_in(work, what not in _NOT_BEFORE_BARRIERS)
+        self._collected.append(work)  # its ops and its end become the whole's, so nobody else may look after it
+        return work
+
+    def _taken_in(self, work: Work, before_barriers: bool) -> Work:
+        """The work, once the group has noted what it has to know of it."""
+        outputs = work.outputs
         if _KEEPS_ALL or (len(outputs) == 1 and outputs[0].numel() == 1):
             while len(self._kept) > _KEPT and (not _KEEPS_ALL or self._kept[0].is_completed()):
                 self._kept.popleft()
             self._kept.append(work)
-        if self._collected is not None:
-            self._collected.append(work)
+        if before_barriers:
+            self._let_go_of_passed()
+            work.leave = partial(self._under_way.pop, id(work), None)
+            self._under_way[id(work)] = work
         if torch.autograd._profiler_enabled() and all(tensor.is_cpu for tensor in outputs):  # pylint: disable=protected-access
             _record(work)
         return work
+
+    def _let_go_of_passed(self) -> None:
+        """Of the works whose handles are dropped, at most _KEPT that are over keep their tensors."""
+        while len(self._under_way) > _KEPT:
+            try:
+                oldest = next(iter(self._under_way.values()))
+            except (RuntimeError, StopIteration):
+                return  # another thread does the same
+            if not oldest.has_passed():
+                return
+            self._under_way.pop(id(oldest), None)
 
     def _group(self, function: Any, keep: Any, given: Sequence[bytes], wanted: Sequence[bytes], *rest: Any,
                prescale: float = 1.0) -> list[_ops.Op]:
@@ -356,14 +386,17 @@ class _Group:
         tensor, = _one(tensors, "all_reduce")
         reduction = _Reduction(opts.reduceOp, tensor.dtype)
         if reduction.bitwise is not None:
-            return self._allreduce_bits(tensor, reduction, opts)
+            return self._begun("all_reduce", [self._reduce_bits(tensor, reduction)], tensors, opts)
         room = _dense(tensor)
         where = reduction.describe(room)
         op = self._start(lib.hvd_allreduce_async, room, None, where, where, reduction.op,
                          prescale=reduction.prescale)
         return self._work("all_reduce", op, tensors, opts, _copy_back([(tensor, room)]))
 
-    def _allreduce_bits(self, tensor: Any, reduction: _Reduction, opts: Any, into: bool = True) -> Work:
+    def _begun(self, what: str, parts: Sequence[_Part], outputs: Sequence[Any], opts: Any) -> Work:
+        return self._work(what, [op for op, _ in parts], outputs, opts, _all_of([finish for _, finish in parts]))
+
+    def _reduce_bits(self, tensor: Any, reduction: _Reduction, into: bool = True) -> _Part:
         """Everybody's elements to everybody, who combines them."""
         given = _dense(tensor)
         everything = _empty((self._size, tensor.numel()), tensor)
@@ -372,7 +405,7 @@ class _Group:
         def finish() -> None:
             if into:
                 tensor.detach().copy_(fold(reduction.bitwise, everything.unbind()).view(tensor.shape))
-        return self._work("all_reduce", op, [tensor], opts, finish)
+        return op, finish
 
     def _allreduce_sparse(self, tensor: Any, opts: Any) -> Work:
         """Everybody's indices and values to everybody, who adds them up on the host."""
@@ -380,9 +413,7 @@ class _Group:
         if name != "SUM":
             raise ValueError(f"ReduceOp.{name} of sparse tensors is not known to the process group hvd; SUM is")
         given = _sparse.packed(tensor)
-        ops = [self._start(lib.hvd_allgather_async, one, None, _moved(one), None) for one in given]
-        for op in ops:
-            op.owns_result = True
+        ops = [self._start(lib.hvd_allgather_async, one, None, _moved(one), None, owns_result=True) for one in given]
 
         def finish() -> None:
             numbers, values = [_fetched(op, one) for op, one in zip(ops, given)]
@@ -396,8 +427,8 @@ class _Group:
         _check(tensors)
         reductions = [_Reduction(opts.reduceOp, tensor.dtype) for tensor in tensors]
         if any(reduction.bitwise is not None for reduction in reductions):
-            works = [self._allreduce_bits(tensor, one, opts) for tensor, one in zip(tensors, reductions)]
-            return _joined("all_reduce_coalesced", works, tensors)
+            parts = [self._reduce_bits(tensor, one) for tensor, one in zip(tensors, reductions)]
+            return self._begun("all_reduce_coalesced", parts, tensors, opts)
         rooms = [_dense(tensor) for tensor in tensors]
         where = [one.describe(room) for one, room in zip(reductions, rooms)]
         ops = self._group(lib.hvd_grouped_allreduce_async, rooms, where, where, reductions[0].op if reductions else 0,
@@ -411,7 +442,7 @@ class _Group:
         is_root = self._member("reduce", opts.rootRank) == self._rank
         reduction = _Reduction(opts.reduceOp, tensor.dtype)
         if reduction.bitwise is not None:
-            return self._allreduce_bits(tensor, reduction, opts, into=is_root)
+            return self._begun("reduce", [self._reduce_bits(tensor, reduction, into=is_root)], tensors, opts)
         given = _dense(tensor)
         room = given if is_root else torch.empty_like(given)
         op = self._start(lib.hvd_allreduce_async, (given, room), None, reduction.describe(given),
@@ -419,7 +450,7 @@ class _Group:
         at_root = _copy_back([(tensor, room)]) if is_root else None
         return self._work("reduce", op, tensors, opts, at_root)
 
-    def _scatter_reduced(self, what: str, output: Any, given: Any, opts: Any) -> Work:
+    def _scatter_reduced(self, what: str, output: Any, given: Any, opts: Any) -> _Part:
         """`given` has one equal part for every member."""
         _check((output, given))
         if given.numel() != output.numel() * self._size:
@@ -428,18 +459,18 @@ class _Group:
         reduction = _Reduction(opts.reduceOp, given.dtype)
         room, given = _room(output), _dense(given)
         if reduction.bitwise is not None:
-            return self._scatter_bits(what, output, given, reduction, opts)
+            return self._scatter_bits(output, given, reduction)
         op = self._start(lib.hvd_reducescatter_async, (given, room), None, reduction.describe(given, self._size),
                          reduction.describe(room, 1), reduction.op, prescale=reduction.prescale)
-        return self._work(what, op, [output], opts, _copy_back([(output, room)]))
+        return op, _copy_back([(output, room)])
 
-    def _scatter_bits(self, what: str, output: Any, given: Any, reduction: _Reduction, opts: Any) -> Work:
+    def _scatter_bits(self, output: Any, given: Any, reduction: _Reduction) -> _Part:
         parts = _empty((self._size, output.numel()), output)
         op = self._exchange(given, parts, None)
 
         def finish() -> None:
             output.detach().copy_(fold(reduction.bitwise, parts.unbind()).view(output.shape))
-        return self._work(what, op, [output], opts, finish)
+        return op, finish
 
     def reduce_scatter(self, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]], opts: Any = None) -> Work:
         """Each member gets its tensor of the lists, reduced."""
@@ -447,7 +478,8 @@ class _Group:
         output, = _one(outputs, "reduce_scatter")
         if len({tensor.numel() for tensor in inputs[0]}) > 1:
             return self._scatter_unequal(output, inputs[0], opts)
-        return self._scatter_reduced("reduce_scatter", output, _joint(inputs[0], "reduce_scatter"), opts)
+        part = self._scatter_reduced("reduce_scatter", output, _joint(inputs[0], "reduce_scatter"), opts)
+        return self._begun("reduce_scatter", [part], outputs, opts)
 
     def _scatter_unequal(self, output: Any, parts: Sequence[Any], opts: Any) -> Work:
         """Everybody's reduction, of which each member takes its part: the library scatters equal parts."""
@@ -468,7 +500,9 @@ class _Group:
 
     def reduce_scatter_single(self, output: Any, given: Any, opts: Any = None) -> Work:
         """Each member gets its equal part of the input, reduced."""
-        return self._scatter_reduced("reduce_scatter_tensor", output, given, opts or dist.ReduceScatterOptions())
+        opts = opts or dist.ReduceScatterOptions()
+        part = self._scatter_reduced("reduce_scatter_tensor", output, given, opts)
+        return self._begun("reduce_scatter_tensor", [part], [output], opts)
 
     _reduce_scatter_base = reduce_scatter_single
 
@@ -482,9 +516,9 @@ class _Group:
                                  f"of {output.numel()} and {self._size} members")
         reductions = [_Reduction(opts.reduceOp, given.dtype) for given in inputs]
         if any(one.bitwise is not None for one in reductions):
-            return _joined("reduce_scatter_tensor_coalesced",
-                           [self._scatter_reduced("reduce_scatter_tensor", output, given, opts)
-                            for output, given in zip(outputs, inputs)], outputs)
+            return self._begun("reduce_scatter_tensor_coalesced",
+                               [self._scatter_reduced("reduce_scatter_tensor", output, given, opts)
+                                for output, given in zip(outputs, inputs)], outputs, opts)
         rooms, sources = [_room(output) for output in outputs], [_dense(given) for given in inputs]
         ops = self._group(lib.hvd_grouped_reducescatter_async, (sources, rooms),
                        [one.describe(given, self._size) for one, given in zip(reductions, sources)],
@@ -560,12 +594,12 @@ class _Group:
                     one()
         return self._work("all_gather_coalesced", ops, [tensor for targets in lists for tensor in targets], opts, finish)
 
-    def _exchange(self, given: Any, room: Any, splits: Sequence[int] | None) -> _ops.Op:
-        """An alltoall of elements; `splits` counts them."""
+    def _exchange(self, given: Any, room: Any, splits: Sequence[int] | None, owns_result: bool = False) -> _ops.Op:
+        """An alltoall of elements; `splits` counts them. `owns_result`: it keeps its numbers, for _checked()."""
         _, each = _bytes_code(given)
         counts = None if splits is None else [count * each for count in splits]
         return self._start(lib.hvd_alltoall_async, (given, room), None, _moved(given), _ops.splits_array(counts),
-                           _moved(room))
+                           _moved(room), owns_result=owns_result)
 
     def gather(self, outputs: Sequence[Sequence[Any]], inputs: Sequence[Any], opts: Any = None) -> Work:
         """Everybody's tensor in the root's list."""
@@ -591,7 +625,7 @@ class _Group:
             raise ValueError(f"scatter: the root's list needs {self._size} tensors")
         given = _joint(sources, "scatter") if sources else _empty(0, output)
         room = _room(output)
-        op = self._exchange(given, room, [tensor.numel() for tensor in sources] or [0] * self._size)
+        op = self._exchange(given, room, [tensor.numel() for tensor in sources] or [0] * self._size, owns_result=True)
         return self._work("scatter", op, [output], opts,
                           self._checked("scatter", op, [(opts.rootRank, output.numel())], room,
                                         _copy_back([(output, room)])))
@@ -602,7 +636,6 @@ class _Group:
     def _checked(self, what: str, op: _ops.Op, wanted: Sequence[tuple[int, int]], room: Any,
                  then: Callable[[], None] | None) -> Callable[[], None]:
         """What checks, before `then`, how many elements came from which members. The op must keep its numbers."""
-        op.owns_result = True
         _, each = _bytes_code(room)
 
         def finish() -> None:
@@ -623,7 +656,7 @@ class _Group:
         if len(outputs) != self._size or len(inputs) != self._size:
             raise ValueError(f"all_to_all: both lists need {self._size} tensors")
         room, back = _scattered(list(outputs), inputs[0])
-        op = self._exchange(_joint(inputs, "all_to_all"), room, [tensor.numel() for tensor in inputs])
+        op = self._exchange(_joint(inputs, "all_to_all"), room, [tensor.numel() for tensor in inputs], owns_result=True)
         wanted = [(member, tensor.numel()) for member, tensor in enumerate(outputs)]
         return self._work("all_to_all", op, outputs, opts, self._checked("all_to_all", op, wanted, room, back))
 
@@ -633,7 +666,7 @@ class _Group:
         _check((output, given))
         taken = _elements(output, output_splits, self._size)
         room = _room(output)
-        op = self._exchange(_dense(given), room, _elements(given, input_splits, self._size))
+        op = self._exchange(_dense(given), room, _elements(given, input_splits, self._size), owns_result=True)
         return self._work("all_to_all_single", op, [output], opts,
                           self._checked("all_to_all_single", op, list(enumerate(taken)), room,
                                         _copy_back([(output, room)])))
@@ -641,9 +674,9 @@ class _Group:
     alltoall_base = all_to_all_single
 
     def barrier(self, opts: Any = None) -> Work:
-        """Finished when every member has called it."""
+        """Finished when every member has called it, and this one's collectives before it are finished, well or not."""
         op = _ops.submit(lib.hvd_barrier_async, None, None, _ops.options(1.0, 1.0, self._number()))
-        return self._work("barrier", op, [], opts)
+        return self._work("barrier", op, [], opts, before=list(self._under_way.values()))
 
     # ---- point to point ----
 
@@ -665,13 +698,13 @@ class _Group:
     def _receive(self, tensors: Sequence[Any], source: int, tag: int) -> Work:
         tensor, = _one(tensors, "recv")
         room = _room(tensor)
-        op = self._start(lib.hvd_recv_async, room, _moved(room), source, tag)
+        whose = source == _ANY_RANK
+        op = self._start(lib.hvd_recv_async, room, _moved(room), source, tag, owns_result=whose)
         back = _copy_back([(tensor, room)])
-        if source != _ANY_RANK:
+        if not whose:
             work = self._work("recv", op, tensors, None, back)
             work.source = self._ranks.index(source)
             return work
-        op.owns_result = True  # it says whose data it was
 
         def finish() -> None:
             op.wait_here()
@@ -940,13 +973,13 @@ def _elements(tensor: Any, splits: Sequence[int], size: int) -> list[int]:
     return [tensor.numel() // size] * size
 
 
-def _joined(what: str, works: Sequence[Work], outputs: Sequence[Any]) -> Work:
-    finishes = [work.finish for work in works if work.finish is not None]
+def _all_of(finishes: Sequence[Callable[[], None] | None]) -> Callable[[], None] | None:
+    wanted = [finish for finish in finishes if finish is not None]
 
     def finish() -> None:
-        for one in finishes:
+        for one in wanted:
             one()
-    return Work(what, [op for work in works for op in work.ops], outputs, works[0].seconds, finish)
+    return finish if wanted else None
 
 
 def _record(work: Work) -> None:
