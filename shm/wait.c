@@ -6,11 +6,11 @@
 
 #include "base/clock.h"
 #include "base/relax.h"
+#include "base/yield.h"
 #include "shm/tuning.h"
 
 #include <limits.h>
 #include <linux/futex.h>
-#include <sched.h>
 #include <stddef.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -56,8 +56,9 @@ bool hvi_wait_awake(const struct hvi_wait *wait, const struct hvi_wait_policy *p
     if (spin(wait, policy->spins))
         return true;
     for (uint32_t round = 1; policy->yield_ns > 0; round++) {
-        if (!wait->yields || round > HVI_TUNED_APART_ROUNDS || wait->yields(wait->user))
-            sched_yield();
+        if ((!wait->yields || round > HVI_TUNED_APART_ROUNDS || wait->yields(wait->user)) &&
+            !hvi_yield())
+            break;
         if (spin(wait, wait->yields ? HVI_TUNED_APART_SPINS : 0))
             return true;
         if (round % rounds != 0)

@@ -11,7 +11,7 @@
 /* How a waiting rank passes its time. */
 struct hvi_wait_policy {
     uint32_t spins;    /* pauses before the first yield; few when ranks outnumber cores */
-    uint64_t yield_ns; /* how long to yield before sleeping in the kernel */
+    uint64_t yield_ns; /* how long to yield before sleeping in the kernel; see base/yield.h */
     uint64_t slice_ns; /* longest single sleep; between slices the caller looks at its socket */
     uint32_t rounds;   /* yields for each look at the clock; 0: one */
 };
@@ -30,7 +30,7 @@ struct hvi_wait {
     const void *user;
 };
 
-/* Spins, then yields. True: the word has moved, or the deadline (monotonic) has passed. */
+/* Spins, then yields for as long as that pays. True: the word has moved, or the deadline (monotonic) has passed. */
 bool hvi_wait_awake(const struct hvi_wait *wait, const struct hvi_wait_policy *policy,
                     uint64_t deadline_ns);
 /* One sleep in the kernel: until the word moves, a slice or the deadline has passed, or on a signal. */

@@ -5,23 +5,23 @@
  *                              no system call
  *   every millisecond:         sockets, processes, timers (sd-event, without waiting)
  *   nothing to take in:        do a piece of a large op
- *   nothing at all:            pause 16 times, then yield until 100 us have passed, then ready
- *                              pieces of new regions, then arm the bell and sleep. Between yields,
- *                              if an op waits and there are other nodes: sockets, processes, timers
+ *   nothing at all:            pause 16 times, then yield until 100 us have passed, or yields do
+ *                              not pay (base/yield.h), then ready pieces of new regions, then arm
+ *                              the bell and sleep. Between yields, if an op waits and there are
+ *                              other nodes: sockets, processes, timers
  *
  * Sleeping follows shm/bell.h: arm, look again, sleep. The workers' eventfd and every socket are in
  * the same epoll. */
 #include "base/clock.h"
 #include "base/relax.h"
 #include "base/status.h"
+#include "base/yield.h"
 #include "daemon/engine/engine.h"
 #include "daemon/engine/sessions/complete.h"
 #include "daemon/engine/sessions/fence.h"
 #include "daemon/engine/sessions/intake.h"
 #include "daemon/engine/watch/timeline.h"
 #include "shm/bell.h"
-
-#include <sched.h>
 
 /* About a microsecond. Longer would keep a client that shares our core from running. */
 #define PAUSES         16
@@ -139,9 +139,9 @@ void engine_loop_run(struct engine *engine)
         /* What an op waits for comes by a socket; it is not to lie there until the main thread sleeps. */
         if (look_at_events(engine, now_ns, engine_nodes_await(engine) ? 0 : EVENT_NS))
             continue;
-        if (now_ns - idle_ns < SPIN_NS)
-            sched_yield();
-        else if (!engine_sessions_ready_memory(&engine->sessions))
+        if (now_ns - idle_ns < SPIN_NS && hvi_yield())
+            continue;
+        if (!engine_sessions_ready_memory(&engine->sessions))
             block(engine);
     }
 }
