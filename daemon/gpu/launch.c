@@ -5,7 +5,7 @@
  *   rings  ──► drain ───────┼─► launch_batch: read, checked (batch.c), planned (plan.c), put into a stream (streams.c, comm.c)
  *   words  ──► land ────────┘
  *              no stream has anything: close_memory
- *              nothing of these: look for 20 us, nap while batches are under way, else sleep
+ *              nothing of these: look for 20 us with yields, nap while batches are under way, else sleep
  *
  * An order that was given before an engine was answered is done before the batch that relies on it: orders are taken after the
  * ring's index was read. So memory, pages and communicators need no lock.
@@ -23,9 +23,9 @@
 #include "base/assert.h"
 #include "base/clock.h"
 #include "base/log.h"
-#include "base/relax.h"
 #include "base/status.h"
 #include "base/types.h"
+#include "base/yield.h"
 
 #include <inttypes.h>
 #include <poll.h>
@@ -708,7 +708,8 @@ static void end_rest(struct gpu_launch *launch)
 }
 
 /* There was nothing to do. Looking pays where the rest is a short one; it is taken to be as long as the last one of its kind, of
- * which a nap may be a part. */
+ * which a nap may be a part. Each look is followed by a yield: what the thread waits for (the engine, a rank, the driver's
+ * threads) may need its core. */
 static void rest(struct gpu_launch *launch)
 {
     const uint64_t now_ns = hvi_clock_ns(), idle_ns = now_ns - launch->busy_ns;
@@ -717,10 +718,8 @@ static void rest(struct gpu_launch *launch)
 
     launch->rests = true;
     launch->rests_flying = flying;
-    if (idle_ns < (launch->rested_ns[flying] < 2 * LOOK_NS ? LOOK_NS : GLANCE_NS)) {
-        hvi_cpu_relax();
+    if (idle_ns < (launch->rested_ns[flying] < 2 * LOOK_NS ? LOOK_NS : GLANCE_NS) && hvi_yield())
         return;
-    }
     if (!is_flying(launch)) {
         sleep_for(launch, HVI_NEVER);
         return;
