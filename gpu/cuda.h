@@ -25,6 +25,9 @@ struct hvi_cu_ipc { /* CUipcMemHandle, by value */
 struct hvi_cu_pool_pointer { /* CUmemPoolPtrExportData */
     unsigned char bytes[64];
 };
+struct hvi_cu_fabric { /* CUmemFabricHandle */
+    unsigned char bytes[64];
+};
 struct hvi_cu_location { /* type 1: device */
     int type, id;
 };

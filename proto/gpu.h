@@ -60,6 +60,7 @@ struct hvi_gpu_hello {
     char nccl_text[HVI_TEXT_MAX + 1];
     uint64_t comm_ns; /* the longest join */
     bool registers;
+    bool fabric; /* it knows HVI_DEVICE_FABRIC */
 };
 struct hvi_gpu_welcome {
     uint64_t generation;

@@ -137,6 +137,21 @@ void hvi_packet_msg_free(struct hvi_packet_msg *msg)
         hvi_wire_release(body->table, &msg->attach_request);
 }
 
+static uint32_t fds_of(const struct hvi_device_memory *memory)
+{
+    if (memory->kind == HVI_DEVICE_VMM)
+        return (uint32_t)memory->chunk_count;
+    return memory->kind == HVI_DEVICE_POOL ? 1 : 0;
+}
+
+bool hvi_device_memory_has_handles(const struct hvi_device_memory *memory, uint32_t fd_count,
+                                   bool more)
+{
+    size_t fabric = memory->kind == HVI_DEVICE_FABRIC ? memory->chunk_count : 0;
+    return fd_count == fds_of(memory) && memory->fabric_bytes == fabric * HVI_WIRE_GPU_HANDLE &&
+           (!more || hvi_device_has_chunks(memory->kind));
+}
+
 /* ---- admin ----------------------------------------------------------------------------------- */
 
 static const struct wire_body *admin_body(unsigned kind)

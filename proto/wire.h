@@ -62,6 +62,7 @@ struct hvi_attach_reply {
     uint32_t protocol_version, abi_version;
     uint64_t session, generation;
     int32_t engine_pid;
+    bool fabric; /* the engine takes HVI_DEVICE_FABRIC */
 };
 
 struct hvi_region_add {
@@ -74,15 +75,22 @@ struct hvi_region_remove {
     uint64_t request;
     uint32_t region;
 };
-enum hvi_device_kind { HVI_DEVICE_LEGACY = 1, HVI_DEVICE_VMM = 2, HVI_DEVICE_POOL = 3 };
+enum hvi_device_kind {
+    HVI_DEVICE_LEGACY = 1,
+    HVI_DEVICE_VMM = 2, /* a descriptor for each chunk */
+    HVI_DEVICE_POOL = 3,
+    HVI_DEVICE_FABRIC = 4 /* VMM, with a fabric handle for each chunk */
+};
 struct hvi_device_memory {
     unsigned char uuid[HVI_UUID_BYTES];
     uint64_t address, bytes, buffer_id;        /* .address: its first byte, in the trainer */
     uint32_t kind;                             /* enum hvi_device_kind */
     unsigned char handle[HVI_WIRE_GPU_HANDLE]; /* LEGACY, POOL */
-    uint64_t *chunks;                          /* VMM; allocated */
+    uint64_t *chunks;                          /* VMM, FABRIC; allocated */
     size_t chunk_count;
-    bool registers; /* made for NCCL to register */
+    bool registers;        /* made for NCCL to register */
+    unsigned char *fabric; /* FABRIC: HVI_WIRE_GPU_HANDLE for each chunk; allocated */
+    size_t fabric_bytes;
 };
 struct hvi_device_add {
     uint64_t request;
@@ -521,6 +529,16 @@ int hvi_packet_msg_encode(const struct hvi_packet_msg *msg, unsigned char *buffe
 int hvi_packet_msg_decode(const unsigned char *bytes, size_t length, struct hvi_packet_msg *msg_p,
                           char *text_p, size_t text_size);
 void hvi_packet_msg_free(struct hvi_packet_msg *msg);
+
+/* Memory of this kind is told by its chunks, in as many messages as it takes. */
+static inline bool hvi_device_has_chunks(uint32_t kind)
+{
+    return kind == HVI_DEVICE_VMM || kind == HVI_DEVICE_FABRIC;
+}
+/* Whether one message has the handles of its kind: with so many descriptors, and `more` messages to come. Decoding does not look at
+ * that. */
+bool hvi_device_memory_has_handles(const struct hvi_device_memory *memory, uint32_t fd_count,
+                                   bool more);
 
 enum hvi_admin_kind {
     HVI_ADMIN_STATUS = 3,

@@ -60,6 +60,7 @@ static const struct wire_field hello_fields[] = {
     TEXT(3, hvi_gpu_hello, name, ANY),   TEXT(4, hvi_gpu_hello, uuid, FILLED),
     U32(5, hvi_gpu_hello, nccl_version), TEXT(6, hvi_gpu_hello, nccl_text, ANY),
     U64(7, hvi_gpu_hello, comm_ns),      FLAG(8, hvi_gpu_hello, registers),
+    FLAG(9, hvi_gpu_hello, fabric),
 };
 static const struct wire_table hello = TABLE(gpu_hello, hello_fields, 0);
 

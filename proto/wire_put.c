@@ -75,6 +75,7 @@ static int load_list(struct wire_context *context, const struct wire_field *fiel
     return HVI_OK;
 }
 
+/* Optional ones that are none are left out. */
 static int put_bytes(struct wire_context *context, const struct wire_field *field,
                      const ProtobufCFieldDescriptor *descriptor, const void *plain, char *base)
 {
@@ -83,6 +84,11 @@ static int put_bytes(struct wire_context *context, const struct wire_field *fiel
     int status = load_list(context, field, descriptor, plain, &list, &count);
     if (status != HVI_OK)
         return status;
+    if (descriptor->label == PROTOBUF_C_LABEL_OPTIONAL) {
+        if (count == 0)
+            return HVI_OK;
+        *(protobuf_c_boolean *)(void *)(base + descriptor->quantifier_offset) = 1;
+    }
     ProtobufCBinaryData *data = (void *)(base + descriptor->offset);
     data->len = count;
     memcpy(&data->data, &list, sizeof list);

@@ -194,10 +194,11 @@ static const struct wire_field device_memory_fields[] = {
     U64(2, hvi_device_memory, address),
     NUMBER(3, hvi_device_memory, bytes, 1, UINT64_MAX),
     U64(4, hvi_device_memory, buffer_id),
-    NUMBER(5, hvi_device_memory, kind, HVI_DEVICE_LEGACY, HVI_DEVICE_POOL),
+    NUMBER(5, hvi_device_memory, kind, HVI_DEVICE_LEGACY, HVI_DEVICE_FABRIC),
     FIXED(6, hvi_device_memory, handle),
     LIST(7, hvi_device_memory, chunks, chunk_count, WIRE_LONGS, HVI_WIRE_CHUNKS_MAX, NULL),
     FLAG(8, hvi_device_memory, registers),
+    BYTES(9, hvi_device_memory, fabric, fabric_bytes, 0, HVI_WIRE_CHUNKS_MAX *HVI_WIRE_GPU_HANDLE),
 };
 const struct wire_table hvi_wire_device_memory = TABLE(device_memory, device_memory_fields, 0);
 
@@ -233,7 +234,7 @@ static const struct wire_field attach_reply_fields[] = {
     STATUS(1, hvi_attach_reply, status),        TEXT(2, hvi_attach_reply, text, ANY),
     U32(3, hvi_attach_reply, protocol_version), U32(4, hvi_attach_reply, abi_version),
     U64(5, hvi_attach_reply, session),          U64(6, hvi_attach_reply, generation),
-    PID(7, hvi_attach_reply, engine_pid),
+    PID(7, hvi_attach_reply, engine_pid),       FLAG(8, hvi_attach_reply, fabric),
 };
 static const struct wire_table attach_reply = TABLE(attach_reply, attach_reply_fields, 0);
 

@@ -216,6 +216,7 @@ static void say_started(const struct hvd_options *options, const struct client_a
 static int establish(struct hvd_session *session, const struct hvd_options *options)
 {
     struct client_address address = {.socket_fd = -1};
+    struct client_attached attached;
     int rc = client_identity_resolve(options, &session->link.identity);
     if (rc != HVD_OK)
         return rc;
@@ -226,10 +227,12 @@ static int establish(struct hvd_session *session, const struct hvd_options *opti
                         session->link.identity.size) != HVD_OK)
         return client_error(HVD_ERR_NO_MEMORY, "hvd_open: no memory for %d ops and %d ranks",
                             HVD_OPS_MAX, session->link.identity.size);
-    rc = client_attach(options, &session->link.identity, &session->link.packet, &address,
-                       &session->link.engine_pid);
+    rc =
+        client_attach(options, &session->link.identity, &session->link.packet, &address, &attached);
     if (rc != HVD_OK)
         return rc;
+    session->link.engine_pid = attached.engine_pid;
+    session->link.takes_fabric = attached.takes_fabric;
     session->link.socket_fd = address.socket_fd;
     snprintf(session->link.address, sizeof(session->link.address), "%s", address.directory);
     take_events(session);

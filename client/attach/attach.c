@@ -161,7 +161,7 @@ static int judge_reply(const struct hvi_attach_reply *reply, const struct hvi_pa
 }
 
 static int read_reply(const struct client_address *address, const struct hvi_packet *packet,
-                      int *engine_pid_p)
+                      struct client_attached *attached_p)
 {
     struct hvi_packet_msg msg;
     char why[HVI_TEXT_MAX + 1] = "";
@@ -176,7 +176,8 @@ static int read_reply(const struct client_address *address, const struct hvi_pac
     else
         rc = judge_reply(&msg.attach_reply, packet, address);
     if (rc == HVD_OK)
-        *engine_pid_p = msg.attach_reply.engine_pid;
+        *attached_p = (struct client_attached){.engine_pid = msg.attach_reply.engine_pid,
+                                               .takes_fabric = msg.attach_reply.fabric};
     hvi_packet_msg_free(&msg);
     return rc;
 }
@@ -189,7 +190,7 @@ static bool spans(const struct client_identity *identity)
 /* One try: connects, asks, and leaves the reply's descriptors in the packet. */
 static int attach_once(const struct hvd_options *options, const struct client_identity *identity,
                        uint64_t deadline_ns, struct hvi_packet *packet,
-                       struct client_address *address_p, int *engine_pid_p)
+                       struct client_address *address_p, struct client_attached *attached_p)
 {
     struct client_address address;
     int rc = client_address_connect(options->address, spans(identity), deadline_ns, &address);
@@ -200,7 +201,7 @@ static int attach_once(const struct hvd_options *options, const struct client_id
     if (rc == HVD_OK)
         rc = exchange(&address, packet, deadline_ns);
     if (rc == HVD_OK) {
-        rc = read_reply(&address, packet, engine_pid_p);
+        rc = read_reply(&address, packet, attached_p);
         if (rc != HVD_OK)
             hvi_packet_close_fds(packet);
     }
@@ -213,12 +214,13 @@ static int attach_once(const struct hvd_options *options, const struct client_id
 }
 
 int client_attach(const struct hvd_options *options, const struct client_identity *identity,
-                  struct hvi_packet *packet, struct client_address *address_p, int *engine_pid_p)
+                  struct hvi_packet *packet, struct client_address *address_p,
+                  struct client_attached *attached_p)
 {
     uint64_t deadline_ns = hvi_deadline_after(options->timeout_ns);
     int rc = HVD_ERR_DAEMON;
     for (unsigned i = 0; i < ATTACH_TRIES && rc == HVD_ERR_DAEMON; i++) {
-        rc = attach_once(options, identity, deadline_ns, packet, address_p, engine_pid_p);
+        rc = attach_once(options, identity, deadline_ns, packet, address_p, attached_p);
         if (rc == HVD_ERR_DAEMON && !address_p->is_default)
             break;
     }

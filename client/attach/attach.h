@@ -12,10 +12,17 @@
 struct client_address;
 struct client_identity;
 
+/* What the engine says of itself. */
+struct client_attached {
+    int engine_pid;
+    bool takes_fabric; /* memory of devices by fabric handles */
+};
+
 /* Connects, sends the AttachRequest and receives the reply within options->timeout_ns. On success the
  * packet has the reply's descriptors, and the caller owns address_p->socket_fd. Errors as
  * client_address_connect's, hvdd's own, HVD_ERR_VERSION or HVD_ERR_PROTOCOL, with the last error set. */
 int client_attach(const struct hvd_options *options, const struct client_identity *identity,
-                  struct hvi_packet *packet, struct client_address *address_p, int *engine_pid_p);
+                  struct hvi_packet *packet, struct client_address *address_p,
+                  struct client_attached *attached_p);
 
 #endif

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * An allocation becomes known to the engine, which has its worker open it.
  *
- * The whole allocation is told, never a tensor: a handle opens all of it. Of a reservation its chunks are, with a descriptor each,
- * a few in each message. Handles are made anew for each
+ * The whole allocation is told, never a tensor: a handle opens all of it. Of a reservation its chunks are, with a descriptor or a
+ * fabric handle each, a few in each message. Handles are made anew for each
  * registration; whether an allocation is another one than before is told by BUFFER_ID alone. Descriptors
  * are closed here when they have been sent. */
 #include "client/device/chunks.h"
@@ -59,7 +59,8 @@ static int announce_page(struct client_device *device, const char *what)
 struct piece {
     struct hvi_device_memory memory;
     uint64_t chunks[HVI_WIRE_CHUNKS_MAX];
-    int fds[HVI_WIRE_CHUNKS_MAX]; /* one for each chunk, or a pool's */
+    struct hvi_cu_fabric fabric[HVI_WIRE_CHUNKS_MAX]; /* one for each chunk, of _FABRIC */
+    int fds[HVI_WIRE_CHUNKS_MAX];                     /* one for each chunk, or a pool's */
     uint32_t fd_count;
 };
 
@@ -74,16 +75,21 @@ static void close_piece(struct piece *piece)
 static int export_chunks(const struct hvi_cuda *cuda, const struct client_device_chunks *chunks,
                          uint32_t first, struct piece *piece)
 {
-    int error = HVI_CU_OK;
-    while (piece->fd_count < HVI_WIRE_CHUNKS_MAX && first + piece->fd_count < chunks->count) {
-        const struct client_device_chunk *chunk = &chunks->list[first + piece->fd_count];
-        error = client_chunks_export(cuda, chunk, &piece->fds[piece->fd_count]);
+    struct hvi_device_memory *memory = &piece->memory;
+    bool is_fabric = memory->kind == HVI_DEVICE_FABRIC;
+    int error = HVI_CU_OK, type = is_fabric ? HVI_CU_HANDLE_FABRIC : HVI_CU_HANDLE_FD;
+    for (uint32_t i = 0; i < HVI_WIRE_CHUNKS_MAX && first + i < chunks->count; i++) {
+        const struct client_device_chunk *chunk = &chunks->list[first + i];
+        void *handle = is_fabric ? (void *)&piece->fabric[i] : &piece->fds[i];
+        error = client_chunks_export(cuda, chunk, type, handle);
         if (error != HVI_CU_OK)
             break;
-        piece->chunks[piece->fd_count++] = chunk->bytes;
+        piece->chunks[memory->chunk_count++] = chunk->bytes;
+        piece->fd_count += !is_fabric;
     }
-    piece->memory.chunks = piece->chunks;
-    piece->memory.chunk_count = piece->fd_count;
+    memory->chunks = piece->chunks;
+    memory->fabric = is_fabric ? piece->fabric[0].bytes : NULL;
+    memory->fabric_bytes = is_fabric ? memory->chunk_count * HVI_WIRE_GPU_HANDLE : 0;
     return error;
 }
 
@@ -113,6 +119,7 @@ static int export(const struct hvi_cuda *cuda, const struct client_device_memory
             memcpy(piece->memory.handle, legacy.bytes, sizeof(legacy.bytes));
         return error;
     case HVI_DEVICE_VMM:
+    case HVI_DEVICE_FABRIC:
         return export_chunks(cuda, memory->chunks, first, piece);
     default:
         return export_pool(cuda, memory, piece);

@@ -6,6 +6,8 @@
  *     |  chunk  |  chunk  |  chunk  |   hole   |  chunk  |
  *          [  tensor  ]                 what is known of it are its two chunks, from their first to their last byte
  *
+ * Chunks may have different kinds of handles; all of a range go by one that each of them has.
+ *
  * A chunk that another one has taken the place of has another BUFFER_ID. That of a range is made of those of its chunks. */
 #include "client/device/chunks.h"
 
@@ -15,14 +17,14 @@
 
 bool client_chunks_can(const struct hvi_cuda *cuda)
 {
-    return cuda->retain && cuda->export_fd && cuda->allocation_release;
+    return cuda->retain && cuda->export_handle && cuda->allocation_release;
 }
 
 /* ---- one chunk ---- */
 
-/* With a context. *is_ours_p: it has descriptors, and lies on this device. */
+/* With a context. *types: those that the chunk has not are taken out; all, if it lies on another device. */
 static int look(const struct hvi_cuda *cuda, int device, uint64_t address,
-                struct client_device_chunk *chunk_p, bool *is_ours_p)
+                struct client_device_chunk *chunk_p, uint64_t *types)
 {
     int attributes[] = {HVI_CU_POINTER_BUFFER_ID, HVI_CU_POINTER_HANDLE_TYPES,
                         HVI_CU_POINTER_DEVICE};
@@ -38,18 +40,18 @@ static int look(const struct hvi_cuda *cuda, int device, uint64_t address,
     if (base > address || bytes <= address - base) /* so the next one is always further on */
         return HVI_CU_NOT_SUPPORTED;
     *chunk_p = (struct client_device_chunk){.base = base, .bytes = bytes, .buffer_id = answers[0]};
-    *is_ours_p = (answers[1] & HVI_CU_HANDLE_FD) && (int)(uint32_t)answers[2] == device;
+    *types &= (int)(uint32_t)answers[2] == device ? answers[1] : 0;
     return HVI_CU_OK;
 }
 
 int client_chunks_export(const struct hvi_cuda *cuda, const struct client_device_chunk *chunk,
-                         int *fd_p)
+                         int type, void *handle_p)
 {
     hvi_cu_allocation allocation;
     int error = cuda->retain(&allocation, (void *)(uintptr_t)chunk->base);
     if (error != HVI_CU_OK)
         return error;
-    error = cuda->export_fd(fd_p, allocation, HVI_CU_HANDLE_FD, 0);
+    error = cuda->export_handle(handle_p, allocation, type, 0);
     cuda->allocation_release(allocation);
     return error;
 }
@@ -71,17 +73,16 @@ static struct client_device_chunks *grow(struct client_device_chunks *chunks)
     return grown;
 }
 
-/* All chunks from the first byte's to the last one's; NULL with HVI_CU_OK: not all are ours. */
+/* All chunks from the first byte's to the last one's; NULL with HVI_CU_OK: not all are ours. *types: what each of them has of these. */
 static int walk(const struct hvi_cuda *cuda, int device, uint64_t first, uint64_t end,
-                struct client_device_chunks **chunks_p)
+                uint64_t *types, struct client_device_chunks **chunks_p)
 {
     struct client_device_chunks *chunks = NULL;
     int error = HVI_CU_OK;
-    bool is_ours = true;
     for (uint64_t at = first; at < end && (!chunks || chunks->count <= HVI_DEVICE_CHUNKS_MAX);) {
         struct client_device_chunk chunk;
-        error = look(cuda, device, at, &chunk, &is_ours);
-        if (error != HVI_CU_OK || !is_ours) {
+        error = look(cuda, device, at, &chunk, types);
+        if (error != HVI_CU_OK || *types == 0) {
             free(chunks);
             chunks = NULL;
             break;
@@ -116,13 +117,13 @@ static void use(struct client_device_memory *memory, struct client_device_chunks
 }
 
 static int find(const struct client_device_memory *memory, uint64_t first, uint64_t end,
-                struct client_device_chunks **chunks_p)
+                uint64_t *types, struct client_device_chunks **chunks_p)
 {
     struct client_driver_scope scope;
     int error = client_driver_enter(memory->device, &scope);
     if (error != HVI_CU_OK)
         return error;
-    error = walk(scope.cuda, memory->device, first, end, chunks_p);
+    error = walk(scope.cuda, memory->device, first, end, types, chunks_p);
     client_driver_leave(&scope);
     return error;
 }
@@ -130,18 +131,22 @@ static int find(const struct client_device_memory *memory, uint64_t first, uint6
 int client_chunks_find(struct client_device_memory *memory, uint64_t first, uint64_t bytes)
 {
     struct client_device_chunks *chunks = NULL;
-    int error = find(memory, first, first + bytes, &chunks);
-    if (chunks)
-        use(memory, chunks);
-    else
+    uint64_t types = HVI_CU_HANDLE_FD | HVI_CU_HANDLE_FABRIC;
+    int error = find(memory, first, first + bytes, &types, &chunks);
+    if (!chunks) {
         memory->kind = CLIENT_DEVICE_UNSHARED;
+        return error;
+    }
+    memory->handle = types & HVI_CU_HANDLE_FD ? HVI_DEVICE_VMM : HVI_DEVICE_FABRIC;
+    use(memory, chunks);
     return error;
 }
 
 void client_device_widen(struct client_device_memory *memory, uint64_t first, uint64_t end)
 {
     struct client_device_chunks *chunks = NULL;
-    if (find(memory, first, end, &chunks) != HVI_CU_OK || !chunks)
+    uint64_t types = memory->handle == HVI_DEVICE_VMM ? HVI_CU_HANDLE_FD : HVI_CU_HANDLE_FABRIC;
+    if (find(memory, first, end, &types, &chunks) != HVI_CU_OK || !chunks)
         return;
     if (chunks->count <= HVI_DEVICE_CHUNKS_MAX)
         use(memory, chunks);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * What memory a pointer is, and by which kind of handle another process can open it, in the order of
- * UCX (cuda_ipc_md.c): a legacy handle, a descriptor for each physical chunk, a pool's. Fabric handles are left.
+ * UCX (cuda_ipc_md.c): a legacy handle, a pool's descriptor, a descriptor for each physical chunk; where these have none, a fabric
+ * handle for each.
  *
  * BUFFER_ID tells an allocation from a later one at the same address, whose handle may have the very
  * same bytes. In a reservation (PyTorch's expandable segments) each mapped chunk has an address range and a BUFFER_ID of its own, so
@@ -94,11 +95,11 @@ static void choose_handle(const struct hvi_cuda *cuda, const uint64_t answers[AS
         memory->handle = HVI_DEVICE_POOL;
         if (!cuda->pool_export || !cuda->pool_export_pointer)
             memory->kind = CLIENT_DEVICE_UNSHARED;
-    } else if (client_chunks_can(cuda) && (answers[ASKED_HANDLES] & HVI_CU_HANDLE_FD)) {
-        memory->handle = HVI_DEVICE_VMM;
+    } else if (client_chunks_can(cuda) &&
+               (answers[ASKED_HANDLES] & (HVI_CU_HANDLE_FD | HVI_CU_HANDLE_FABRIC))) {
+        memory->handle = HVI_DEVICE_VMM; /* or _FABRIC, as its chunks say */
     } else {
         memory->kind = CLIENT_DEVICE_UNSHARED;
-        memory->has_fabric = answers[ASKED_HANDLES] & HVI_CU_HANDLE_FABRIC;
     }
 }
 

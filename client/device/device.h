@@ -94,10 +94,9 @@ struct client_device_memory {
     uint64_t buffer_id;
     uint32_t handle; /* enum hvi_device_kind, of CLIENT_DEVICE_SHARED */
     void *pool;      /* of HVI_DEVICE_POOL */
-    bool has_fabric; /* UNSHARED: there are handles of another kind, which no worker opens */
     int device;      /* ordinal in this process */
     unsigned char uuid[16];
-    struct client_device_chunks *chunks; /* of HVI_DEVICE_VMM: freed by whoever has the struct */
+    struct client_device_chunks *chunks; /* of _VMM, _FABRIC: freed by whoever has the struct */
     bool registers;                      /* the library has made it: NCCL can register it */
 };
 

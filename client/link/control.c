@@ -280,6 +280,11 @@ int client_control_check_devices(const struct client_link *link, const char *wha
                         what, gpu, link->identity.job, link->engine_pid);
 }
 
+bool client_control_takes_fabric(const struct client_link *link)
+{
+    return link->takes_fabric;
+}
+
 void client_control_lock(struct client_link *link)
 {
     pthread_mutex_lock(&link->mutex);

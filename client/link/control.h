@@ -49,6 +49,8 @@ int client_control_timeline_start(struct client_link *link, int fd, const char *
 int client_control_timeline_stop(struct client_link *link);
 /* HVD_OK, or HVD_ERR_UNSUPPORTED if the engine takes no memory of devices; `gpu` is for the sentence. */
 int client_control_check_devices(const struct client_link *link, const char *what, const char *gpu);
+/* Whether the engine takes memory of devices by fabric handles. */
+bool client_control_takes_fabric(const struct client_link *link);
 
 /* The session's lock, for calls that must not be made with it, into the driver of a device. */
 void client_control_lock(struct client_link *link);

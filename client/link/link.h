@@ -61,6 +61,7 @@ struct client_link {
     void *log_user;
     int socket_fd, engine_event_fd, client_event_fd;
     int engine_pid;    /* as the engine says, for messages */
+    bool takes_fabric; /* memory of devices by fabric handles */
     pid_t engine_here; /* as the kernel says; 0: it has no pid in our pid namespace */
     struct hvi_region bell_region;
     struct hvi_bell_page *bell;

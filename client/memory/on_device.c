@@ -197,6 +197,14 @@ static int stage(struct client_memory *memory, const struct client_device_memory
     return HVD_OK;
 }
 
+/* An engine of before takes no fabric handles. */
+static void check_handle(const struct client_memory *memory, struct client_device_memory *known)
+{
+    if (known->kind == CLIENT_DEVICE_SHARED && known->handle == HVI_DEVICE_FABRIC &&
+        !client_control_takes_fabric(memory->link))
+        known->kind = CLIENT_DEVICE_UNSHARED;
+}
+
 static int use(struct client_memory *memory, struct client_device_memory *known, const char *what,
                const char *which, bool may_stage, struct client_operand *operand)
 {
@@ -205,6 +213,7 @@ static int use(struct client_memory *memory, struct client_device_memory *known,
     client_hosts_forget(&memory->hosts);
     hold_own(operand);
     known->registers = operand->of_own != NULL;
+    check_handle(memory, known);
     if (wish || (may_stage && known->kind == CLIENT_DEVICE_UNSHARED))
         return stage(memory, known, operand);
     if (memory->device_policy == CLIENT_DEVICE_STAGED)
@@ -220,8 +229,8 @@ static int use(struct client_memory *memory, struct client_device_memory *known,
                             "%s: %s (%p) lies in device memory %s; allocate "
                             "it by cudaMalloc, or submit it without a stream, so that it is copied",
                             what, which, operand->data,
-                            known->has_fabric
-                                ? "that has fabric handles alone, which hvdd does not open"
+                            known->handle == HVI_DEVICE_FABRIC
+                                ? "that has fabric handles alone, which this engine does not take"
                                 : "that no other process can open");
     struct client_memory_row *row = row_of(memory, known);
     int rc = HVD_OK;

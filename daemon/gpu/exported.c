@@ -30,25 +30,35 @@ static int make_room(struct gpu_exported *exported, uint32_t count)
     if (chunks == NULL)
         return HVI_ERR_NO_MEMORY;
     exported->chunks = chunks;
+    if (exported->kind != HVI_DEVICE_FABRIC)
+        return HVI_OK;
+    struct hvi_cu_fabric *fabric = realloc(exported->fabric, count * sizeof(fabric[0]));
+    if (fabric == NULL)
+        return HVI_ERR_NO_MEMORY;
+    exported->fabric = fabric;
     return HVI_OK;
 }
 
 int gpu_exported_add(struct gpu_exported *exported, const struct hvi_device_memory *memory,
                      const int *fds, uint32_t fd_count)
 {
-    const uint32_t count = exported->count + fd_count;
+    const bool is_fabric = memory->kind == HVI_DEVICE_FABRIC;
+    const uint32_t more = is_fabric ? (uint32_t)memory->chunk_count : fd_count;
+    const uint32_t count = exported->count + more;
 
     exported->kind = memory->kind;
     exported->bytes = memory->bytes;
     memcpy(exported->handle, memory->handle, sizeof(exported->handle));
     if (count > HVI_DEVICE_CHUNKS_MAX)
         return HVI_ERR_LIMIT;
-    if (fd_count == 0)
+    if (more == 0)
         return HVI_OK;
     if (make_room(exported, count) != HVI_OK)
         return HVI_ERR_NO_MEMORY;
-    for (uint32_t i = 0; i < fd_count; i++) {
-        exported->fds[exported->count] = fds[i];
+    if (is_fabric)
+        memcpy(exported->fabric + exported->count, memory->fabric, memory->fabric_bytes);
+    for (uint32_t i = 0; i < more; i++) {
+        exported->fds[exported->count] = is_fabric ? -1 : fds[i];
         exported->chunks[exported->count++] = i < memory->chunk_count ? memory->chunks[i] : 0;
     }
     return HVI_OK;
@@ -58,7 +68,7 @@ bool gpu_exported_is_whole(const struct gpu_exported *exported)
 {
     uint64_t left = exported->bytes;
 
-    if (exported->kind != HVI_DEVICE_VMM)
+    if (!hvi_device_has_chunks(exported->kind))
         return exported->count == (exported->kind == HVI_DEVICE_POOL);
     for (uint32_t i = 0; i < exported->count; i++) {
         if (exported->chunks[i] == 0 || exported->chunks[i] > left)
@@ -86,6 +96,7 @@ void gpu_exported_fini(struct gpu_exported *exported)
     close_fds(exported);
     free(exported->fds);
     free(exported->chunks);
+    free(exported->fabric);
     *exported = (struct gpu_exported){0};
 }
 
@@ -208,15 +219,38 @@ static void open_pool(struct gpu_calls *calls, int ordinal, struct gpu_exported 
 
 /* ---- VMM ---- */
 
+/* A fabric handle is refused where this process may not use the exporter's channel. */
+static void explain_fabric(struct gpu_outcome *outcome)
+{
+    const size_t length = strlen(outcome->text);
+
+    snprintf(outcome->text + length, sizeof(outcome->text) - length,
+             "; fabric handles need an IMEX channel of trainer and worker");
+}
+
+static bool import_chunk(struct gpu_calls *calls, const struct gpu_exported *exported, uint32_t i,
+                         hvi_cu_allocation *chunk_p, struct gpu_outcome *outcome)
+{
+    const bool is_fabric = exported->kind == HVI_DEVICE_FABRIC;
+    void *handle =
+        is_fabric ? (void *)&exported->fabric[i] : (void *)(intptr_t)exported->fds[i]; /* cuda.h */
+    const bool is_good =
+        GPU_TRY(calls, outcome, "cuMemImportFromShareableHandle",
+                calls->cuda->import_handle(chunk_p, handle,
+                                           is_fabric ? HVI_CU_HANDLE_FABRIC : HVI_CU_HANDLE_FD));
+
+    if (!is_good && is_fabric)
+        explain_fabric(outcome);
+    return is_good;
+}
+
 static bool map_chunk(struct gpu_calls *calls, struct gpu_exported *exported, uint32_t i,
                       hvi_cu_ptr at, struct gpu_outcome *outcome)
 {
     const struct hvi_cuda *cuda = calls->cuda;
-    void *fd = (void *)(intptr_t)exported->fds[i];
     hvi_cu_allocation chunk;
 
-    if (!GPU_TRY(calls, outcome, "cuMemImportFromShareableHandle",
-                 cuda->import_fd(&chunk, fd, HVI_CU_HANDLE_FD)))
+    if (!import_chunk(calls, exported, i, &chunk, outcome))
         return false;
     const bool is_mapped =
         GPU_TRY(calls, outcome, "cuMemMap", cuda->map(at, exported->chunks[i], 0, chunk, 0));
@@ -289,10 +323,10 @@ static void open_chunks(struct gpu_calls *calls, int ordinal, struct gpu_exporte
 /* NULL, or what the driver is too old for. */
 static const char *missing(const struct hvi_cuda *cuda, uint32_t kind)
 {
-    if (kind == HVI_DEVICE_VMM &&
-        (!cuda->import_fd || !cuda->reserve || !cuda->unreserve || !cuda->map || !cuda->unmap ||
+    if (hvi_device_has_chunks(kind) &&
+        (!cuda->import_handle || !cuda->reserve || !cuda->unreserve || !cuda->map || !cuda->unmap ||
          !cuda->set_access || !cuda->allocation_release))
-        return "memory by descriptor (cuMemImportFromShareableHandle, cuMemMap)";
+        return "memory by chunks (cuMemImportFromShareableHandle, cuMemMap)";
     if (kind == HVI_DEVICE_POOL && (!cuda->pool_import || !cuda->pool_import_pointer ||
                                     !cuda->pool_access_set || !cuda->pool_destroy))
         return "memory pools of other processes (cuMemPoolImportFromShareableHandle)";
@@ -310,7 +344,7 @@ void gpu_exported_open(struct gpu_calls *calls, int ordinal, struct gpu_exported
         snprintf(outcome->text, sizeof(outcome->text), "the worker's driver has no %s", lacks);
     } else if (exported->kind == HVI_DEVICE_LEGACY) {
         open_legacy(calls, exported, outcome);
-    } else if (exported->kind == HVI_DEVICE_VMM) {
+    } else if (hvi_device_has_chunks(exported->kind)) {
         open_chunks(calls, ordinal, exported, outcome);
     } else {
         open_pool(calls, ordinal, exported, outcome);
@@ -324,7 +358,7 @@ void gpu_exported_close(struct gpu_calls *calls, struct gpu_exported *exported,
     const struct hvi_cuda *cuda = calls->cuda;
 
     *outcome = (struct gpu_outcome){.status = HVI_OK};
-    if (exported->kind == HVI_DEVICE_VMM) {
+    if (hvi_device_has_chunks(exported->kind)) {
         if (exported->base != 0)
             unmap(calls, exported, outcome);
         return;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Memory that another process has exported, by its three kinds of handle, and how it is opened here: a legacy handle; a
- * descriptor for each physical chunk, which are mapped one behind the other; a pool's descriptor and a pointer's 64 bytes.
+ * Memory that another process has exported, by its four kinds of handle, and how it is opened here: a legacy handle; a
+ * descriptor or a fabric handle for each physical chunk, which are mapped one behind the other; a pool's descriptor and a pointer's
+ * 64 bytes.
  *
  * The driver is called by the thread that import.h says. Until it is done, no other thread touches what it works on. */
 #ifndef HVD_GPU_EXPORTED_H
@@ -23,15 +24,16 @@ struct gpu_exported {
     uint32_t kind; /* enum hvi_device_kind */
     uint64_t bytes;
     unsigned char handle[HVI_WIRE_GPU_HANDLE]; /* LEGACY, POOL */
-    uint32_t count;                            /* of .fds: VMM one for each chunk, POOL one */
-    int *fds;                                  /* -1: closed */
-    uint64_t *chunks;                          /* VMM: bytes of each */
+    uint32_t count;                            /* of .fds: one for each chunk, POOL one */
+    int *fds;                                  /* -1: closed, or FABRIC */
+    uint64_t *chunks;                          /* VMM, FABRIC: bytes of each */
+    struct hvi_cu_fabric *fabric;              /* FABRIC: of each */
     hvi_cu_ptr base;                           /* once it is open */
-    uint32_t mapped;                           /* VMM: chunks that are */
+    uint32_t mapped;                           /* VMM, FABRIC: chunks that are */
     void *pool;                                /* POOL, once it is open */
 };
 
-/* Of a DeviceMemory, whose chunks and descriptors are added; the descriptors stay the caller's after an error. HVI_OK,
+/* Of a DeviceMemory that has its handles, and whose chunks are added; the descriptors stay the caller's after an error. HVI_OK,
  * HVI_ERR_NO_MEMORY, HVI_ERR_LIMIT (HVI_DEVICE_CHUNKS_MAX). */
 int gpu_exported_add(struct gpu_exported *exported, const struct hvi_device_memory *memory,
                      const int *fds, uint32_t fd_count);

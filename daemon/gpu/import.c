@@ -7,7 +7,7 @@
  * mapping of equal bytes would be given out again, so the new one waits (is parked) until the old one is closed. A handle of other
  * bytes is opened beside it. (P2: driver 580 maps the new allocation elsewhere while the old one is open.)
  *
- * That is so of handles. Chunks of VMM come by descriptors, which are of one memory each, so ranges that share chunks may be
+ * That is so of handles. Chunks of VMM come by descriptors or fabric handles, whose imports are never given out again, so ranges that share chunks may be
  * open side by side: a trainer whose segment has grown says the larger range, and lets the smaller one go.
  *
  * A close may wait for long: until a moment in which no stream has anything. Memory that is asked for meanwhile is taken out of
@@ -517,7 +517,7 @@ static bool overlaps(const struct gpu_import *import, const struct hvi_device_me
 static bool may_be_mistaken(const struct gpu_import *import, const struct gpu_exporter *exporter,
                             const struct hvi_device_memory *memory)
 {
-    if (import->kind == HVI_DEVICE_VMM || import->kind != memory->kind ||
+    if (hvi_device_has_chunks(import->kind) || import->kind != memory->kind ||
         memcmp(import->exported.handle, memory->handle, sizeof(memory->handle)) != 0)
         return false;
     return import->kind != HVI_DEVICE_POOL ||
@@ -640,6 +640,8 @@ static int park(struct gpu_imports *imports, void *owner, const struct hvi_gpu_i
     parked->said = *said;
     parked->said.memory.chunks = NULL;
     parked->said.memory.chunk_count = 0;
+    parked->said.memory.fabric = NULL;
+    parked->said.memory.fabric_bytes = 0;
     parked->exported = *exported;
     *exported = (struct gpu_exported){0};
     DL_APPEND(imports->parked, parked);

@@ -254,13 +254,6 @@ void gpu_serve_answer(void *owner, uint64_t request, int status, const char *tex
     (void)gpu_engine_ack(engine, request, status, text);
 }
 
-static uint32_t fds_of(const struct hvi_device_memory *memory)
-{
-    if (memory->kind == HVI_DEVICE_VMM)
-        return (uint32_t)memory->chunk_count;
-    return memory->kind == HVI_DEVICE_POOL ? 1 : 0;
-}
-
 /* One more piece, whose descriptors it takes. An error is told at the last one. */
 static void gather(struct gpu_held *held, const struct hvi_gpu_import *said)
 {
@@ -303,8 +296,7 @@ bool gpu_memory_import(struct gpu_engine *engine, const struct hvi_gpu_import *s
     struct gpu_held *held = find_held(engine, said->import);
 
     if (said->import == 0 || (held != NULL && held->state != GATHERING) ||
-        (said->more && said->memory.kind != HVI_DEVICE_VMM) ||
-        engine->worker->packet.fd_count != fds_of(&said->memory))
+        !hvi_device_memory_has_handles(&said->memory, engine->worker->packet.fd_count, said->more))
         return false;
     if (held == NULL) {
         held = calloc(1, sizeof(*held));

@@ -224,6 +224,7 @@ static int say_hello(struct gpu_engine *engine)
     msg.hello.nccl_version = (uint32_t)atomic_load(&worker->launch.comms.version);
     msg.hello.registers =
         worker->device.can_multicast && gpu_comms_can_register(&worker->launch.comms);
+    msg.hello.fabric = true;
     return send_msg(engine, &msg, fds, 2);
 }
 

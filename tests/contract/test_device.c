@@ -447,22 +447,39 @@ static int do_op(struct rank *rank)
 
 /* ---- ranks ---- */
 
-/* In chunks, as PyTorch's expandable segments: each second rank has such an arena. */
-static hvi_cu_ptr map_arena(int gpu)
+static int create_chunk(hvi_cu_allocation *chunk_p, int gpu, int handle_types)
 {
     int (*create)(hvi_cu_allocation *, size_t, const struct hvi_cu_allocation_properties *,
                   uint64_t);
     const struct hvi_cu_allocation_properties properties = {
-        .type = 1, .handle_types = HVI_CU_HANDLE_FD, .location = {1, gpu}};
-    const struct hvi_cu_access access = {{1, gpu}, 3};
+        .type = 1, .handle_types = handle_types, .location = {1, gpu}};
     void *symbol = hvt_cu_symbol("cuMemCreate");
-    hvi_cu_ptr base = 0;
 
     memcpy(&create, &symbol, sizeof create);
+    return create(chunk_p, CHUNK, &properties, 0);
+}
+
+/* A real GPU may lack fabric handles. */
+static int handle_types_of(const struct rank *rank)
+{
+    hvi_cu_allocation chunk;
+
+    if (rank->number % 4 != 3 || create_chunk(&chunk, rank->gpu, HVI_CU_HANDLE_FABRIC) != 0)
+        return HVI_CU_HANDLE_FD;
+    HVT_CU(hvt_cu.allocation_release(chunk));
+    return HVI_CU_HANDLE_FABRIC;
+}
+
+/* In chunks, as PyTorch's expandable segments: each second rank has such an arena, and each fourth by fabric handles. */
+static hvi_cu_ptr map_arena(int gpu, int handle_types)
+{
+    const struct hvi_cu_access access = {{1, gpu}, 3};
+    hvi_cu_ptr base = 0;
+
     HVT_CU(hvt_cu.reserve(&base, ARENA_BYTES, 0, 0, 0));
     for (hvi_cu_ptr at = base; at < base + ARENA_BYTES; at += CHUNK) {
         hvi_cu_allocation chunk;
-        HVT_CU(create(&chunk, CHUNK, &properties, 0));
+        HVT_CU(create_chunk(&chunk, gpu, handle_types));
         HVT_CU(hvt_cu.map(at, CHUNK, 0, chunk, 0));
         HVT_CU(hvt_cu.allocation_release(chunk));
     }
@@ -501,7 +518,8 @@ static void take_gpu(struct rank *rank)
     HVT_CU(hvt_cu.context_retain(&rank->context, device));
     HVT_CU(hvt_cu.context_set(rank->context));
     rank->stream = hvt_cu_stream();
-    rank->arena = rank->number % 2 ? map_arena(rank->gpu) : hvt_cu_alloc(ARENA_BYTES);
+    rank->arena =
+        rank->number % 2 ? map_arena(rank->gpu, handle_types_of(rank)) : hvt_cu_alloc(ARENA_BYTES);
     rank->mirror = make_mirror();
 }
 

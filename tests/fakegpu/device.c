@@ -182,8 +182,10 @@ int cu_device_attribute(int *value_p, int attribute, hvi_cu_device device)
         *value_p = 2;
         break;
     case FAKE_DEVICE_MODE:
-    case FAKE_DEVICE_FABRIC:
         *value_p = 0;
+        break;
+    case FAKE_DEVICE_FABRIC:
+        *value_p = fake_fault("no-fabric") == 0;
         break;
     case HVI_CU_DEVICE_MULTICAST:
         *value_p = fake_says("multicast", "on");

@@ -38,6 +38,8 @@
  * | delay@us | everything in a stream takes so much longer |
  * | deaf | no store of a CPU releases a stream that waits in host memory (P4's other answer) |
  * | no-memops | no 64-bit memory operations of streams |
+ * | no-fabric | no device has fabric handles |
+ * | no-imex@n | the n-th use of a fabric handle, in a creation, export or import, and all later ones: no IMEX channel, 800 |
  * | old-driver | it cannot read kernels: 200 |
  * | denied@n | the n-th device cannot be opened: NVML knows it, CUDA does not show it |
  * | exporter-exit@n | the process is killed at its first call after the n-th handle was exported |

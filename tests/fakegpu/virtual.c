@@ -1,17 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Virtual memory management: physical memory, reservations, mappings, descriptors.
+ * Virtual memory management: physical memory, reservations, mappings, descriptors, fabric handles.
  *
  * Rules. Sizes and addresses are multiples of 2 MiB (cuda.h). A mapping keeps the physical memory, its handle need not (section
  * 1.2). It is not accessible before cuMemSetAccess for this device, and not for a device without peer access to that of the memory
  * (cuda.h). What was not made exportable is not exported; a descriptor that is none of the driver's is refused (cuda.h; P7). A
  * mapping is all of its memory, and is unmapped as a whole (cuda.h). A reservation with mappings is not freed (cuda.h). The address
  * range and BUFFER_ID of an address are those of its mapping, not of the reservation (NCCL 2.28.9 alloc.h; UCX PR 11283; P7). An
- * exporter may unmap what others have mapped: the memory stays until the last has unmapped it (cuda.h, cuMemRelease). */
+ * exporter may unmap what others have mapped: the memory stays until the last has unmapped it (cuda.h, cuMemRelease).
+ *
+ * Of fabric handles, which are bytes: only of memory that was created for them; a device without them says so by its attribute and
+ * by NOT_SUPPORTED, and a process without the IMEX channel by NOT_PERMITTED (cuda.h, cuMemCreate and cuMemImportFromShareableHandle;
+ * NCCL 2.28.9 alloc.h and PyTorch's allocator fall back to descriptors at either). Such a handle keeps nothing: once the memory is
+ * gone it opens nothing (cuda.h says it of "all shareable handles are closed", and these are never closed). */
 #include "tests/fakegpu/table.h"
 
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -25,6 +31,12 @@ struct physical { /* what a hvi_cu_allocation points to */
     bool is_own;
     size_t bytes;
 };
+
+struct fabric { /* a hvi_cu_fabric; no byte is left to chance */
+    int pid, fd, device, zero;
+    uint64_t inode, bytes;
+};
+_Static_assert(sizeof(struct fabric) <= sizeof(struct hvi_cu_fabric), "fits");
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct physical *all;
@@ -102,12 +114,22 @@ int cu_multicast_granularity(size_t *bytes_p, const struct hvi_cu_multicast_prop
     return error;
 }
 
+/* Whether this process may use fabric handles now; else the error. */
+static int fabric_error(void)
+{
+    if (fake_fault("no-fabric") != 0)
+        return HVI_CU_NOT_SUPPORTED;
+    return fake_fault_from_now("no-imex") ? HVI_CU_NOT_PERMITTED : HVI_CU_OK;
+}
+
 int cu_create(hvi_cu_allocation *handle_p, size_t bytes,
               const struct hvi_cu_allocation_properties *properties, uint64_t flags)
 {
-    const int error = fake_ready();
     struct hvi_cu_context *context = fake_context_of(properties->location.id);
+    int error = fake_ready();
 
+    if (error == HVI_CU_OK && (properties->handle_types & HVI_CU_HANDLE_FABRIC))
+        error = fabric_error();
     if (error != HVI_CU_OK || flags != 0 || bytes == 0 || bytes % UNIT != 0 ||
         properties->type != 1 || properties->location.type != 1 || context == NULL)
         return error != HVI_CU_OK ? error : HVI_CU_INVALID_VALUE;
@@ -134,33 +156,86 @@ int cu_allocation_release(hvi_cu_allocation handle)
     return HVI_CU_OK;
 }
 
-int cu_export_fd(void *fd_p, hvi_cu_allocation handle, int type, uint64_t flags)
+static int export_fabric(void *exported_p, const struct physical *physical)
+{
+    const int error = fabric_error();
+    struct stat seen;
+
+    if (error != HVI_CU_OK || fstat(physical->fd, &seen) != 0)
+        return error != HVI_CU_OK ? error : FAKE_UNKNOWN;
+    const struct fabric fabric = {getpid(), physical->fd, physical->device,
+                                  0,        seen.st_ino,  physical->bytes};
+    memset(exported_p, 0, sizeof(struct hvi_cu_fabric));
+    memcpy(exported_p, &fabric, sizeof(fabric));
+    return HVI_CU_OK;
+}
+
+static int export_by(int type, void *exported_p, const struct physical *physical)
+{
+    if ((type != HVI_CU_HANDLE_FD && type != HVI_CU_HANDLE_FABRIC) ||
+        (physical->handle_types & type) == 0)
+        return HVI_CU_INVALID_VALUE;
+    if (type == HVI_CU_HANDLE_FABRIC)
+        return export_fabric(exported_p, physical);
+    *(int *)exported_p = fcntl(physical->fd, F_DUPFD_CLOEXEC, 0);
+    return HVI_CU_OK;
+}
+
+int cu_export_handle(void *exported_p, hvi_cu_allocation handle, int type, uint64_t flags)
 {
     const int error = fake_ready();
     struct physical *physical = get(handle);
 
     if (error != HVI_CU_OK || physical == NULL)
         return error != HVI_CU_OK ? error : HVI_CU_INVALID_VALUE;
-    const bool is_fine =
-        flags == 0 && type == HVI_CU_HANDLE_FD && (physical->handle_types & HVI_CU_HANDLE_FD);
-    if (is_fine)
-        *(int *)fd_p = fcntl(physical->fd, F_DUPFD_CLOEXEC, 0);
+    const int result = flags == 0 ? export_by(type, exported_p, physical) : HVI_CU_INVALID_VALUE;
     put(physical);
-    return is_fine ? HVI_CU_OK : HVI_CU_INVALID_VALUE;
+    return result;
 }
 
-int cu_import_fd(hvi_cu_allocation *handle_p, void *fd, int type)
+/* A descriptor of our own, of physical memory; or -1. `inode`: of that memory, 0: of any. */
+static int keep(int fd, uint64_t inode, int *device_p, size_t *bytes_p)
 {
-    const int error = fake_ready(), device = fake_memfd_device((int)(intptr_t)fd, "physical");
     struct stat seen;
 
-    if (error != HVI_CU_OK || type != HVI_CU_HANDLE_FD || device < 0 ||
-        fstat((int)(intptr_t)fd, &seen) != 0)
+    *device_p = fake_memfd_device(fd, "physical");
+    if (*device_p < 0 || fstat(fd, &seen) != 0 || (inode != 0 && seen.st_ino != inode))
+        return -1;
+    *bytes_p = (size_t)seen.st_size;
+    return fcntl(fd, F_DUPFD_CLOEXEC, 0);
+}
+
+static int keep_fabric(const void *exported, int *device_p, size_t *bytes_p)
+{
+    struct fabric fabric;
+
+    memcpy(&fabric, exported, sizeof(fabric));
+    int fd = fake_open_exported(fabric.pid, fabric.fd);
+    int own = keep(fd, fabric.inode, device_p, bytes_p);
+    if (fd >= 0)
+        close(fd);
+    return own;
+}
+
+int cu_import_handle(hvi_cu_allocation *handle_p, void *exported, int type)
+{
+    const bool is_fabric = type == HVI_CU_HANDLE_FABRIC;
+    int error = fake_ready(), own = -1, device;
+    size_t bytes;
+
+    if (error == HVI_CU_OK && is_fabric)
+        error = fabric_error();
+    if (error == HVI_CU_OK && is_fabric)
+        own = keep_fabric(exported, &device, &bytes);
+    else if (error == HVI_CU_OK && type == HVI_CU_HANDLE_FD)
+        own = keep((int)(intptr_t)exported, 0, &device, &bytes);
+    if (own < 0)
         return error != HVI_CU_OK ? error : HVI_CU_INVALID_VALUE;
-    if (fake_fault_from_now("no-memory"))
+    if (fake_fault_from_now("no-memory")) {
+        close(own);
         return HVI_CU_OUT_OF_MEMORY;
-    int own = fcntl((int)(intptr_t)fd, F_DUPFD_CLOEXEC, 0);
-    *handle_p = (uintptr_t)add(own, device, (size_t)seen.st_size, false, HVI_CU_HANDLE_FD);
+    }
+    *handle_p = (uintptr_t)add(own, device, bytes, false, type);
     return HVI_CU_OK;
 }
 
@@ -249,7 +324,7 @@ int cu_map(hvi_cu_ptr address, size_t bytes, size_t offset, hvi_cu_allocation ha
     }
     struct range *range = fake_range_add(RANGE_MAPPED, base, bytes, -1, physical->device);
     range->owner = physical; /* with the reference */
-    range->is_shared = physical->handle_types & HVI_CU_HANDLE_FD;
+    range->is_shared = physical->handle_types != 0;
     range->handle_types = physical->handle_types;
     return HVI_CU_OK;
 }

@@ -30,10 +30,10 @@ static struct gpu {
         hvi_cu_ptr base;
         size_t used, users;
     } arenas[2]; /* the driver's, the library's */
-    struct {
+    struct segment {
         hvi_cu_ptr base;
         size_t chunks, used, users;
-    } segment;
+    } segments[2]; /* with descriptors, with fabric handles */
     void *pool;
 } gpus[GPUS];
 
@@ -149,12 +149,12 @@ static void *alloc_own(struct gpu *gpu, int number, size_t bytes, bool is_pooled
 
 /* ---- a segment that grows ---- */
 
-static void map_chunk(int number, hvi_cu_ptr at)
+static void map_chunk(int number, hvi_cu_ptr at, int handle_types)
 {
     int (*create)(hvi_cu_allocation *, size_t, const struct hvi_cu_allocation_properties *,
                   uint64_t);
     const struct hvi_cu_allocation_properties properties = {
-        .type = 1, .handle_types = HVI_CU_HANDLE_FD, .location = {1, number}};
+        .type = 1, .handle_types = handle_types, .location = {1, number}};
     const struct hvi_cu_access access = {{1, number}, 3};
     void *found = symbol("cuMemCreate");
     hvi_cu_allocation chunk;
@@ -167,37 +167,37 @@ static void map_chunk(int number, hvi_cu_ptr at)
 }
 
 /* Nothing in it is used. */
-static void shrink(struct gpu *gpu)
+static void shrink(struct segment *segment)
 {
-    for (size_t i = 0; i < gpu->segment.chunks; i++)
-        check(cuda.unmap(gpu->segment.base + i * CHUNK, CHUNK), "cuMemUnmap");
-    gpu->segment.chunks = gpu->segment.used = 0;
+    for (size_t i = 0; i < segment->chunks; i++)
+        check(cuda.unmap(segment->base + i * CHUNK, CHUNK), "cuMemUnmap");
+    segment->chunks = segment->used = 0;
 }
 
-static void *alloc_in_segment(struct gpu *gpu, int number, size_t bytes)
+static void *alloc_in_segment(struct segment *segment, int number, size_t bytes, int handle_types)
 {
-    if (!gpu->segment.base)
-        check(cuda.reserve(&gpu->segment.base, CHUNKS * (size_t)CHUNK, 0, 0, 0),
-              "cuMemAddressReserve");
-    if (bytes > CHUNKS * (size_t)CHUNK - gpu->segment.used) {
+    if (!segment->base)
+        check(cuda.reserve(&segment->base, CHUNKS * (size_t)CHUNK, 0, 0, 0), "cuMemAddressReserve");
+    if (bytes > CHUNKS * (size_t)CHUNK - segment->used) {
         fputs("hvt-rank: the segment is full\n", stderr);
         exit(3);
     }
-    gpu->segment.users++;
-    gpu->segment.used += bytes;
-    while (gpu->segment.chunks * CHUNK < gpu->segment.used)
-        map_chunk(number, gpu->segment.base + gpu->segment.chunks++ * CHUNK);
-    return (void *)(uintptr_t)(gpu->segment.base + gpu->segment.used - bytes);
+    segment->users++;
+    segment->used += bytes;
+    while (segment->chunks * CHUNK < segment->used)
+        map_chunk(number, segment->base + segment->chunks++ * CHUNK, handle_types);
+    return (void *)(uintptr_t)(segment->base + segment->used - bytes);
 }
 
 static bool free_in_segment(const void *data)
 {
-    for (int i = 0; i < GPUS; i++) {
-        struct gpu *gpu = &gpus[i];
-        if (!gpu->segment.base || (uintptr_t)data - gpu->segment.base >= CHUNKS * (size_t)CHUNK)
+    for (int i = 0; i < 2 * GPUS; i++) {
+        struct segment *segment = &gpus[i / 2].segments[i % 2];
+        if (!segment->base || (uintptr_t)data - segment->base >= CHUNKS * (size_t)CHUNK)
             continue;
-        if (--gpu->segment.users == 0)
-            shrink(enter(i));
+        enter(i / 2);
+        if (--segment->users == 0)
+            shrink(segment);
         return true;
     }
     return false;
@@ -231,7 +231,9 @@ void *hvt_gpu_alloc(int number, size_t bytes, enum hvt_gpu_kind kind)
 
     bytes = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT + ALIGNMENT;
     if (kind == HVT_GPU_SEGMENT)
-        return alloc_in_segment(gpu, number, bytes);
+        return alloc_in_segment(&gpu->segments[0], number, bytes, HVI_CU_HANDLE_FD);
+    if (kind == HVT_GPU_FABRIC)
+        return alloc_in_segment(&gpu->segments[1], number, bytes, HVI_CU_HANDLE_FABRIC);
     if ((kind != HVT_GPU_ARENA && kind != HVT_GPU_MADE) || bytes > ARENA_BYTES)
         return alloc_own(gpu, number, bytes, kind == HVT_GPU_POOL);
     return alloc_in_arena(number, &gpu->arenas[kind == HVT_GPU_MADE], bytes, kind == HVT_GPU_MADE);

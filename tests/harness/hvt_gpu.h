@@ -15,7 +15,8 @@ enum hvt_gpu_kind {
     HVT_GPU_OWN,     /* an allocation of its own */
     HVT_GPU_SEGMENT, /* a part of a segment that grows by chunks, as PyTorch's; unmapped when nothing in it is used any more */
     HVT_GPU_POOL,    /* out of a pool of this process whose memory can be shared */
-    HVT_GPU_MADE     /* a part of another arena, which hvd_device_alloc has made */
+    HVT_GPU_MADE,    /* a part of another arena, which hvd_device_alloc has made */
+    HVT_GPU_FABRIC   /* as SEGMENT, another one, with fabric handles alone */
 };
 /* Memory of this GPU. */
 void *hvt_gpu_alloc(int gpu, size_t bytes, enum hvt_gpu_kind kind);

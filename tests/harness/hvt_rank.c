@@ -13,7 +13,7 @@
  * "set_open" | "set_close", "name": S, "tag": N,
  * "name_hex": H, "process_set": N, "dtype": N, "dims": [..], "ndim": N, "data": H, "bytes": N,
  * "memory": "malloc" | "shared" | "registered" | "adopted" | "lasting" | "device" (of a GPU, hvt_gpu.h) | "own" (the same, an
- * allocation of its own) | "segment" (in chunks) | "pool" | "made" (by hvd_device_alloc), "gpu": N, "stream": N (of "stream"), "out_memory", "out_gpu": as "memory" and "gpu", which stand for
+ * allocation of its own) | "segment" (in chunks) | "pool" | "made" (by hvd_device_alloc) | "fabric" (in chunks with fabric handles), "gpu": N, "stream": N (of "stream"), "out_memory", "out_gpu": as "memory" and "gpu", which stand for
  * them otherwise, "silent": "in" | "out" (the second half of that memory does not answer), "in_place": B, "reduce_op": N,
  * "root": N, "prescale": X, "postscale": X, "out_dims": [..], "out_fill": N, "splits": [..],
  * "pattern": N (instead of data: byte i is N * (i mod 251)), "ranks": [..], "set": N}                                                       -> "op": N
@@ -92,7 +92,8 @@ enum hvt_memory {
     HVT_OWN,
     HVT_SEGMENT,
     HVT_POOL,
-    HVT_MADE
+    HVT_MADE,
+    HVT_FABRIC
 };
 
 struct hvt_buffer {
@@ -335,8 +336,8 @@ static bool is_on_gpu(const struct hvt_buffer *buffer)
 
 static enum hvt_gpu_kind kind_of(enum hvt_memory memory)
 {
-    static const enum hvt_gpu_kind kinds[] = {HVT_GPU_ARENA, HVT_GPU_OWN, HVT_GPU_SEGMENT,
-                                              HVT_GPU_POOL, HVT_GPU_MADE};
+    static const enum hvt_gpu_kind kinds[] = {HVT_GPU_ARENA, HVT_GPU_OWN,  HVT_GPU_SEGMENT,
+                                              HVT_GPU_POOL,  HVT_GPU_MADE, HVT_GPU_FABRIC};
     return kinds[memory - HVT_DEVICE];
 }
 
@@ -525,7 +526,7 @@ static enum hvt_memory get_memory(const cJSON *command, const char *name)
         [HVT_MALLOC] = "malloc",   [HVT_SHARED] = "shared",   [HVT_REGISTERED] = "registered",
         [HVT_ADOPTED] = "adopted", [HVT_LASTING] = "lasting", [HVT_DEVICE] = "device",
         [HVT_OWN] = "own",         [HVT_SEGMENT] = "segment", [HVT_POOL] = "pool",
-        [HVT_MADE] = "made"};
+        [HVT_MADE] = "made",       [HVT_FABRIC] = "fabric"};
     const char *text = get_text(command, name);
     size_t i = sizeof names / sizeof *names - 1;
     while (text && i > 0 && strcmp(text, names[i]) != 0)

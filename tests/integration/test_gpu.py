@@ -15,6 +15,7 @@ FLOAT, INT32 = arith.DTYPES["float32"], arith.DTYPES["int32"]
 PAIRS = [[0, 1]] if sanitized() else layouts([0, 0], [0, 1])  # on which GPUs two ranks have their tensors
 # The fake ends a rank that frees what a worker has open. A worker that gets no CPU answers before it has closed, after 200 ms.
 STRICT = "devices=2" if sanitized() else "devices=2;free=strict"
+SEGMENTS = ["segment"] if REAL else ["segment", "fabric"]  # a machine may have no IMEX channel
 REFUSED = ("memory-refused", "op-failed", "worker-refused", "worker-ended", "no-device")
 
 
@@ -223,17 +224,18 @@ def test_memory_that_is_freed_without_a_word_is_not_taken_for_its_successor(daem
     job.close()
 
 
-# ---- memory by descriptors ----
+# ---- memory in chunks ----
 
 
+@pytest.mark.parametrize("memory", SEGMENTS)
 @pytest.mark.parametrize("gpu_of", PAIRS, ids=str)
-def test_a_segment_grows_under_ops_and_is_unmapped_after_them(daemon, gpu_of):
+def test_a_segment_grows_under_ops_and_is_unmapped_after_them(daemon, gpu_of, memory):
     job = Job(daemon, 2)
     for turn in range(2):  # when all is freed it is unmapped; then other memory is mapped there
         waiting = []
         for elements in (10, 200_000, 100_001):  # with results, more than a chunk's 524288
             inputs = inputs_of(2, elements + turn)
-            ops = [rank.submit("allreduce", dtype="int32", dims=[elements + turn], data=inputs[number], reduce_op="sum", memory="segment",
+            ops = [rank.submit("allreduce", dtype="int32", dims=[elements + turn], data=inputs[number], reduce_op="sum", memory=memory,
                                gpu=gpu_of[number]) for number, rank in enumerate(job.ranks)]
             waiting.append((inputs, ops))
         for inputs, ops in waiting:
@@ -243,12 +245,13 @@ def test_a_segment_grows_under_ops_and_is_unmapped_after_them(daemon, gpu_of):
     job.close()
 
 
-def test_memory_in_chunks_takes_part_in_streams(daemon):
+@pytest.mark.parametrize("memory", SEGMENTS)
+def test_memory_in_chunks_takes_part_in_streams(daemon, memory):
     job = Job(daemon, 2)
     inputs = inputs_of(2, 270_000)
     gpu_of = there([0, 1])
     streams = [rank.ask("stream", gpu=gpu)["stream"] for rank, gpu in zip(job.ranks, gpu_of)]
-    ops = [rank.submit("allreduce", dtype="int32", dims=[270_000], data=inputs[number], reduce_op="sum", memory="segment",
+    ops = [rank.submit("allreduce", dtype="int32", dims=[270_000], data=inputs[number], reduce_op="sum", memory=memory,
                        gpu=gpu_of[number], stream=streams[number]) for number, rank in enumerate(job.ranks)]
     for number, (rank, op) in enumerate(zip(job.ranks, ops)):
         assert rank.ask("stream_wait", op=op, stream=streams[number])["status"] == Status.OK
@@ -256,6 +259,18 @@ def test_memory_in_chunks_takes_part_in_streams(daemon):
         assert reply["ended"] and bytes.fromhex(reply["data"]) == arith.allreduce(INT32, "sum", inputs)
         assert rank.outcome(op).ok
     job.close()
+
+
+def test_fabric_handles_that_the_worker_may_not_open_are_refused_by_a_sentence():
+    if REAL:
+        pytest.skip("needs the fake driver")
+    with gpus("devices=1", *REFUSED, faults="hvdd-gpu/no-imex") as daemon:
+        job = Job(daemon, 2)
+        text = refuse(job.ranks[0], memory="fabric")
+        assert "CUDA_ERROR_NOT_PERMITTED" in text and "IMEX channel" in text and "HVD_GPU=staged" in text, text
+        reduce_on(job, [0, 0], memory="segment")
+        staged = Job(daemon, 2, environment=STAGED)
+        reduce_on(staged, [0, 0], memory="fabric")
 
 
 def test_memory_of_a_pool_that_can_be_shared():
@@ -397,9 +412,9 @@ def test_in_and_out_lie_on_one_device(daemon):
     job.close()
 
 
-def refuse(rank: Rank, **more):
+def refuse(rank: Rank, memory: str = "device", **more):
     """What a rank is told when it comes with memory of a GPU."""
-    outcome = rank.try_submit("allreduce", "refused", dtype="int32", dims=[4], memory="device", **more)
+    outcome = rank.try_submit("allreduce", "refused", dtype="int32", dims=[4], memory=memory, **more)
     assert outcome.status == Status.ERR_UNSUPPORTED, outcome
     return outcome.text
 

@@ -95,6 +95,7 @@ struct engine_device_worker {
     int event_fd;                      /* of its launch thread */
     uint32_t nccl_version;
     bool registers;      /* its NCCL and its GPU can */
+    bool fabric;         /* it knows HVI_DEVICE_FABRIC */
     uint32_t registered; /* imports that NCCL has there, or was asked to have */
     /* The longest join: gpu-comm-timeout, in which it ends itself and says why, and some more. */
     uint64_t comm_ns;

@@ -26,6 +26,8 @@
 #include <unistd.h>
 
 enum state { ASKED, SENT, READY, CLOSING };
+#define TOO_OLD "its worker is older than this engine, and opens no memory by fabric handles"
+
 enum registered { NOT_REGISTERED, REGISTERING, REGISTERED, NEVER_REGISTERED };
 
 /* A GpuImport to come. */
@@ -67,6 +69,7 @@ static void piece_free(struct piece *piece)
     for (uint32_t i = 0; i < piece->fd_count; i++)
         close(piece->fds[i]);
     free(piece->memory.chunks);
+    free(piece->memory.fabric);
     free(piece);
 }
 
@@ -99,23 +102,41 @@ static void forget(struct engine_device_import *import)
     import_free(import);
 }
 
+/* False: no memory. */
+static bool copy(void **copy_p, const void *from, size_t bytes)
+{
+    if (bytes == 0)
+        return true;
+    *copy_p = malloc(bytes);
+    if (*copy_p)
+        memcpy(*copy_p, from, bytes);
+    return *copy_p != NULL;
+}
+
+static bool copy_lists(struct hvi_device_memory *memory, const struct hvi_device_memory *from)
+{
+    void *chunks = NULL, *fabric = NULL;
+    bool good = copy(&chunks, from->chunks, from->chunk_count * sizeof *from->chunks) &&
+                copy(&fabric, from->fabric, from->fabric_bytes);
+
+    memory->chunks = chunks;
+    memory->fabric = fabric;
+    return good;
+}
+
 static struct piece *piece_new(const struct engine_device_add *add, int *status_p)
 {
     struct piece *piece = calloc(1, sizeof *piece);
-    size_t bytes = add->memory->chunk_count * sizeof *add->memory->chunks;
 
     *status_p = HVI_ERR_NO_MEMORY;
     if (!piece)
         return NULL;
     piece->memory = *add->memory;
-    piece->memory.chunks = NULL;
     piece->more = add->more;
-    if (bytes > 0 && !(piece->memory.chunks = malloc(bytes))) {
-        free(piece);
+    if (!copy_lists(&piece->memory, add->memory)) {
+        piece_free(piece);
         return NULL;
     }
-    if (bytes > 0)
-        memcpy(piece->memory.chunks, add->memory->chunks, bytes);
     *status_p = HVI_ERR_LIMIT;
     while (piece->fd_count < add->fd_count) {
         int fd = fcntl(add->fds[piece->fd_count], F_DUPFD_CLOEXEC, 3);
@@ -131,6 +152,11 @@ static struct piece *piece_new(const struct engine_device_add *add, int *status_
 
 /* ---- sending ---- */
 
+static const char *why(int status)
+{
+    return status == HVI_ERR_UNSUPPORTED ? TOO_OLD : hvi_status_text(status);
+}
+
 static int send_piece(struct engine_device_import *import, const struct piece *piece)
 {
     struct hvi_gpu_msg msg = {.kind = HVI_GPU_IMPORT};
@@ -141,6 +167,8 @@ static int send_piece(struct engine_device_import *import, const struct piece *p
     said->pid = import->pid;
     said->process_start = import->process_start;
     said->more = piece->more;
+    if (piece->memory.kind == HVI_DEVICE_FABRIC && !import->worker->fabric)
+        return HVI_ERR_UNSUPPORTED; /* of before there were such */
     if (!piece->more) {
         int status = engine_device_expect(import->worker, ENGINE_DEVICE_IMPORT, import->number,
                                           ENGINE_DEVICE_ANSWER_NS, &said->request);
@@ -243,7 +271,7 @@ int engine_device_import(struct engine_device *device, uint64_t ticket,
         status = send_pieces(import);
     if (status != HVI_OK) {
         snprintf(text_p, text_size, "the import of %" PRIu64 " bytes cannot be asked for: %s",
-                 add->memory->bytes, hvi_status_text(status));
+                 add->memory->bytes, why(status));
         if (import)
             forget(import);
         return status;
@@ -426,7 +454,7 @@ void engine_device_import_linked(struct engine_device_worker *worker)
         int status = send_pieces(import);
         if (status == HVI_OK)
             continue;
-        give_imported(import, status, "the worker cannot be told of the memory");
+        give_imported(import, status, why(status));
         end(import, HVI_OK, "");
     }
 }

@@ -364,6 +364,7 @@ static void greet(struct engine_device_worker *worker, const struct hvi_gpu_hell
     worker->event_fd = hvi_packet_take_fd(packet, 1);
     worker->nccl_version = hello->nccl_version;
     worker->registers = hello->registers;
+    worker->fabric = hello->fabric;
     worker->comm_ns = hello->comm_ns < COMM_NS_MAX ? hello->comm_ns : COMM_NS_MAX;
     worker->comm_ns += worker->comm_ns / 8;
     snprintf(worker->name, sizeof worker->name, "%s", hello->name);

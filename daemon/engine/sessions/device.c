@@ -128,13 +128,6 @@ static int check(const struct engine_session *session, const struct hvi_device_a
     return HVI_ERR_INVALID;
 }
 
-static uint32_t fds_of(const struct hvi_device_memory *memory)
-{
-    if (memory->kind == HVI_DEVICE_VMM)
-        return (uint32_t)memory->chunk_count;
-    return memory->kind == HVI_DEVICE_POOL ? 1 : 0;
-}
-
 static void refuse(struct engine_session *session, uint64_t request, int status, const char *text)
 {
     HVI_LOG(HVI_LOG_WARN, "device", "memory-refused", text, "job=%s rank=%d",
@@ -205,7 +198,7 @@ static void take(struct engine_wish *wish, const struct hvi_device_add *add,
 
     wish->request = add->request;
     wish->whole = !add->more;
-    if (wish->status == HVI_OK && add->memory.kind == HVI_DEVICE_VMM)
+    if (wish->status == HVI_OK && hvi_device_has_chunks(add->memory.kind))
         status = check_chunks(wish, &add->memory, text, sizeof text);
     if (wish->status == HVI_OK && status == HVI_OK)
         status = begin(wish, add, said, text, sizeof text);
@@ -225,9 +218,8 @@ void engine_device_take(struct engine_session *session, const struct hvi_device_
                                            .fd_count = sessions->packet.fd_count,
                                            .more = add->more};
 
-    if (sessions->packet.fd_count != fds_of(&add->memory) ||
-        (add->more && add->memory.kind != HVI_DEVICE_VMM)) {
-        engine_session_violation(session, "a DeviceAdd without its descriptors");
+    if (!hvi_device_memory_has_handles(&add->memory, sessions->packet.fd_count, add->more)) {
+        engine_session_violation(session, "a DeviceAdd without its descriptors or handles");
         return;
     }
     if (wish && wish->whole) {

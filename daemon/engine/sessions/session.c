@@ -334,6 +334,7 @@ static int reply(struct engine_sessions *sessions, int socket_fd, int status, co
     if (!session)
         return engine_sessions_send(sessions, socket_fd, &msg, NULL, 0);
     msg.attach_reply.session = session->id;
+    msg.attach_reply.fabric = (session->channel.features & HVI_FEATURE_DEVICE) != 0;
     fds[0] = session->channel.region.fd;
     fds[1] = sessions->bell_fd;
     fds[2] = sessions->wake_fd;

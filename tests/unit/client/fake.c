@@ -46,7 +46,7 @@ struct hvt_fake_session {
     uint64_t completion_seq;
     bool detached;
     struct hvi_fence_page fences;
-    struct hvi_device_memory device; /* the last that was announced; without .chunks */
+    struct hvi_device_memory device; /* the last that was announced; without .chunks and .fabric */
     uint32_t devices, chunks;        /* announced; .chunks of the last one */
     struct hvt_fake_timeline timeline;
 };
@@ -84,6 +84,8 @@ static void set_text(char *text_p, const char *text)
     snprintf(text_p, HVI_TEXT_MAX + 1, "%s", text ? text : "");
 }
 
+static bool takes_fabric; /* all fakes of this process */
+
 static void send_reply(int fd, int status, const char *text, uint32_t protocol, const int *fds,
                        uint32_t fd_count)
 {
@@ -95,6 +97,7 @@ static void send_reply(int fd, int status, const char *text, uint32_t protocol, 
     msg.attach_reply.session = 1;
     msg.attach_reply.generation = 1;
     msg.attach_reply.engine_pid = (int32_t)getpid();
+    msg.attach_reply.fabric = takes_fabric;
     send_msg(fd, &msg, fds, fd_count);
 }
 
@@ -154,6 +157,7 @@ static void serve_attach(struct hvt_fake *fake, int fd)
     session->client_event = eventfd(0, EFD_CLOEXEC);
     HVI_ASSERT(hvi_channel_create(fake->session_count, 7, &session->channel) == HVD_OK);
     hvi_channel_offer(&session->channel, fake->script.features);
+    takes_fabric = fake->script.fabric;
     int fds[5] = {channel_fd(fake, &session->channel), fake->bell_region.fd, session->engine_event,
                   session->client_event, fake->script.slots_fd};
     fake->session_count++;
@@ -261,14 +265,14 @@ static void add_device(struct hvt_fake_session *session, const struct hvi_device
 {
     const struct hvt_fake_script *script = &session->fake->script;
     struct fake_region *region = find_region(session, 0);
-    uint32_t fds = add->memory.kind == HVI_DEVICE_POOL ? 1 : (uint32_t)add->memory.chunk_count;
-    HVI_ASSERT(packet->fd_count == fds);
+    HVI_ASSERT(hvi_device_memory_has_handles(&add->memory, packet->fd_count, add->more));
     HVI_ASSERT(find_region(session, add->region) == NULL);
     session->chunks += (uint32_t)add->memory.chunk_count;
     if (add->more)
         return;
     session->device = add->memory;
     session->device.chunks = NULL;
+    session->device.fabric = NULL;
     session->devices++;
     if (script->device_status == HVD_OK) {
         HVI_ASSERT(session->fences.cells != NULL);

@@ -48,6 +48,7 @@ struct hvt_fake_script {
     bool mute;           /* no Ack at all */
     bool keeps;          /* no Ack of RegionRemove */
     uint64_t features;   /* of the channel: HVI_FEATURE_* */
+    bool fabric;         /* it takes fabric handles */
     uint64_t silence_ns; /* of the bell page, whose beat is the test's */
     int slots_fd;        /* the job's slots, which the test keeps; 0: it has none */
 };

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "tests/fakegpu/cuda_abi.h"
 #include "tests/fakegpu/hvt_fakegpu.h"
 
 #include <pthread.h>
@@ -139,6 +140,8 @@ START_TEST(attributes_are_as_told)
     ck_assert_int_eq(value, 6);
     HVT_CU(hvt_cu.device_attribute(&value, HVI_CU_DEVICE_MEMOPS_64, 0));
     ck_assert_int_eq(value, 0);
+    HVT_CU(hvt_cu.device_attribute(&value, FAKE_DEVICE_FABRIC, 0));
+    ck_assert_int_eq(value, 1);
     ck_assert_int_eq(hvt_cu.version, 12040);
 }
 END_TEST

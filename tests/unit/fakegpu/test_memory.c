@@ -198,8 +198,8 @@ START_TEST(virtual_memory_is_there_when_it_is_mapped_and_has_access)
     ck_assert_uint_ne(look(address + 2 * MIB).id, seen.id); /* each mapping has its own */
     ck_assert_int_eq(hvt_cu.unmap(address, MIB), HVI_CU_INVALID_VALUE);
     HVT_CU(hvt_cu.retain(&again, (void *)(uintptr_t)(address + 5)));
-    HVT_CU(hvt_cu.export_fd(&fd, again, HVI_CU_HANDLE_FD, 0));
-    ck_assert_int_eq(hvt_cu.export_fd(&fd, other, HVI_CU_HANDLE_FD, 0), HVI_CU_INVALID_VALUE);
+    HVT_CU(hvt_cu.export_handle(&fd, again, HVI_CU_HANDLE_FD, 0));
+    ck_assert_int_eq(hvt_cu.export_handle(&fd, other, HVI_CU_HANDLE_FD, 0), HVI_CU_INVALID_VALUE);
     HVT_CU(hvt_cu.allocation_release(again));
     HVT_CU(hvt_cu.allocation_release(one));
     HVT_CU(hvt_cu.allocation_release(other));

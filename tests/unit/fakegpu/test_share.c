@@ -305,7 +305,7 @@ static void export_virtual(int fd)
     void *symbol = hvt_cu_symbol("cuMemCreate");
     memcpy(&make, &symbol, sizeof(make));
     HVT_CU(make(&handle, 2 * MIB, &properties, 0));
-    HVT_CU(hvt_cu.export_fd(&shared, handle, HVI_CU_HANDLE_FD, 0));
+    HVT_CU(hvt_cu.export_handle(&shared, handle, HVI_CU_HANDLE_FD, 0));
     hvi_cu_ptr address = map_all(handle, 2 * MIB);
     atomic_store(hvt_cu_word(address), 11);
     send_descriptor(fd, shared, "", 1);
@@ -319,14 +319,95 @@ START_TEST(virtual_memory_comes_by_descriptor_and_other_descriptors_are_refused)
 
     begin("");
     int fd = take_descriptor(child.fd, &byte, 1), other = memfd_create("other", MFD_CLOEXEC);
-    HVT_CU(hvt_cu.import_fd(&handle, (void *)(intptr_t)fd, HVI_CU_HANDLE_FD));
+    HVT_CU(hvt_cu.import_handle(&handle, (void *)(intptr_t)fd, HVI_CU_HANDLE_FD));
     close(fd);
     ck_assert_int_eq(hvt_reap(&child), 0);
     hvi_cu_ptr address = map_all(handle, 2 * MIB);
     ck_assert_uint_eq(atomic_load(hvt_cu_word(address)), 11);
-    ck_assert_int_eq(hvt_cu.import_fd(&handle, (void *)(intptr_t)other, HVI_CU_HANDLE_FD),
+    ck_assert_int_eq(hvt_cu.import_handle(&handle, (void *)(intptr_t)other, HVI_CU_HANDLE_FD),
                      HVI_CU_INVALID_VALUE);
     close(other);
+}
+END_TEST
+
+/* --- by fabric handle --- */
+
+static int make_virtual(hvi_cu_allocation *handle_p, int handle_types)
+{
+    int (*make)(hvi_cu_allocation *, size_t, const struct hvi_cu_allocation_properties *, uint64_t);
+    const struct hvi_cu_allocation_properties properties = {
+        .type = 1, .handle_types = handle_types, .location = {1, 0}};
+    void *symbol = hvt_cu_symbol("cuMemCreate");
+
+    memcpy(&make, &symbol, sizeof(make));
+    return make(handle_p, 2 * MIB, &properties, 0);
+}
+
+/* Two handles, of which the second one's memory is gone. */
+static void export_fabric(int fd)
+{
+    struct hvi_cu_fabric fabric[2];
+    hvi_cu_allocation handle, gone, private_handle;
+    char byte;
+
+    begin("");
+    HVT_CU(make_virtual(&handle, HVI_CU_HANDLE_FABRIC));
+    HVT_CU(make_virtual(&gone, HVI_CU_HANDLE_FABRIC | HVI_CU_HANDLE_FD));
+    HVT_CU(make_virtual(&private_handle, HVI_CU_HANDLE_FD));
+    ck_assert_int_eq(hvt_cu.export_handle(fabric, private_handle, HVI_CU_HANDLE_FABRIC, 0),
+                     HVI_CU_INVALID_VALUE);
+    ck_assert_int_eq(hvt_cu.export_handle(fabric, handle, HVI_CU_HANDLE_FD, 0),
+                     HVI_CU_INVALID_VALUE);
+    HVT_CU(hvt_cu.export_handle(&fabric[0], handle, HVI_CU_HANDLE_FABRIC, 0));
+    HVT_CU(hvt_cu.export_handle(&fabric[1], gone, HVI_CU_HANDLE_FABRIC, 0));
+    HVT_CU(hvt_cu.allocation_release(gone));
+    HVT_CU(make_virtual(&gone, HVI_CU_HANDLE_FABRIC)); /* another one, in its place */
+    atomic_store(hvt_cu_word(map_all(handle, 2 * MIB)), 13);
+    hvt_say(fd, fabric, sizeof(fabric));
+    hvt_hear(fd, &byte, 1); /* it has been opened */
+}
+
+START_TEST(virtual_memory_comes_by_a_fabric_handle_as_long_as_it_lives)
+{
+    struct hvt_child child = hvt_fork(export_fabric);
+    struct hvi_cu_fabric fabric[2];
+    hvi_cu_allocation handle;
+
+    begin("");
+    hvt_hear(child.fd, fabric, sizeof(fabric));
+    HVT_CU(hvt_cu.import_handle(&handle, &fabric[0], HVI_CU_HANDLE_FABRIC));
+    ck_assert_int_eq(
+        hvt_cu.import_handle(&(hvi_cu_allocation){0}, &fabric[1], HVI_CU_HANDLE_FABRIC),
+        HVI_CU_INVALID_VALUE);
+    hvt_say(child.fd, "", 1);
+    ck_assert_int_eq(hvt_reap(&child), 0);
+    ck_assert_uint_eq(atomic_load(hvt_cu_word(map_all(handle, 2 * MIB))), 13);
+    ck_assert_int_eq(hvt_cu.import_handle(&handle, &fabric[0], HVI_CU_HANDLE_FABRIC),
+                     HVI_CU_INVALID_VALUE);
+}
+END_TEST
+
+START_TEST(without_fabric_handles_or_an_imex_channel_they_are_refused)
+{
+    static const char *const faults[] = {"no-fabric", "no-imex", "no-imex@2"};
+    static const int errors[] = {HVI_CU_NOT_SUPPORTED, HVI_CU_NOT_PERMITTED, HVI_CU_NOT_PERMITTED};
+    const int both = HVI_CU_HANDLE_FABRIC | HVI_CU_HANDLE_FD;
+    struct hvi_cu_fabric fabric = {{0}};
+    hvi_cu_allocation handle;
+    int fd = -1, is_there;
+
+    begin(faults[_i]);
+    HVT_CU(hvt_cu.device_attribute(&is_there, FAKE_DEVICE_FABRIC, 0));
+    ck_assert_int_eq(is_there, _i != 0);
+    ck_assert_int_eq(make_virtual(&handle, both), _i == 2 ? HVI_CU_OK : errors[_i]);
+    if (_i == 2) { /* without a channel from now on */
+        ck_assert_int_eq(hvt_cu.export_handle(&fabric, handle, HVI_CU_HANDLE_FABRIC, 0),
+                         errors[_i]);
+        HVT_CU(hvt_cu.export_handle(&fd, handle, HVI_CU_HANDLE_FD, 0));
+        close(fd);
+    }
+    ck_assert_int_eq(hvt_cu.import_handle(&handle, &fabric, HVI_CU_HANDLE_FABRIC), errors[_i]);
+    HVT_CU(make_virtual(&handle, HVI_CU_HANDLE_FD));
 }
 END_TEST
 
@@ -409,6 +490,8 @@ int main(void)
     tcase_add_test(tcase,
                    free_of_what_is_open_close_of_what_is_used_and_use_of_what_is_closed_are_blamed);
     tcase_add_test(tcase, virtual_memory_comes_by_descriptor_and_other_descriptors_are_refused);
+    tcase_add_test(tcase, virtual_memory_comes_by_a_fabric_handle_as_long_as_it_lives);
+    tcase_add_loop_test(tcase, without_fabric_handles_or_an_imex_channel_they_are_refused, 0, 3);
     tcase_add_test(tcase, pool_memory_comes_by_descriptor_and_pointer);
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);

@@ -29,6 +29,7 @@
 struct exported {
     uint64_t address, buffer_id;
     struct hvi_cu_ipc handle; /* or a pool's pointer */
+    struct hvi_cu_fabric fabric[CHUNKS];
 };
 
 static pid_t exporter;
@@ -46,7 +47,7 @@ static struct {
 static int answer_count;
 
 /* ---- the exporter: 'a' allocates and exports, 'f' frees the oldest; 'v' maps three chunks in a row, the last of them on the
- * second device with 'w', and unmaps them with 'u'; 'p' takes a pointer out of a pool ---- */
+ * second device with 'w', by fabric handles with 'h', and unmaps them with 'u'; 'p' takes a pointer out of a pool ---- */
 
 static void say(const struct exported *exported, const int *fds, uint32_t count)
 {
@@ -70,7 +71,8 @@ static void must(int error)
         _exit(95);
 }
 
-static void export_chunks(const struct hvi_cuda *cuda, struct exported *exported_p, int last_device)
+static void export_chunks(const struct hvi_cuda *cuda, struct exported *exported_p, int last_device,
+                          int type)
 {
     int (*create)(hvi_cu_allocation *, size_t, const struct hvi_cu_allocation_properties *,
                   uint64_t);
@@ -83,20 +85,20 @@ static void export_chunks(const struct hvi_cuda *cuda, struct exported *exported
     must(cuda->reserve(&exported_p->address, CHUNKS * BYTES, 0, 0, 0));
     for (unsigned i = 0; i < CHUNKS; i++) {
         const struct hvi_cu_allocation_properties properties = {
-            .type = 1,
-            .handle_types = HVI_CU_HANDLE_FD,
-            .location = {1, i == CHUNKS - 1 ? last_device : 0}};
+            .type = 1, .handle_types = type, .location = {1, i == CHUNKS - 1 ? last_device : 0}};
         hvi_cu_ptr at = exported_p->address + i * BYTES;
         hvi_cu_allocation chunk;
         must(create(&chunk, BYTES, &properties, 0));
         must(cuda->map(at, BYTES, 0, chunk, 0));
         must(cuda->set_access(at, BYTES, &access, 1));
         *(unsigned *)(uintptr_t)at = i + 1;
-        must(cuda->export_fd(&fds[i], chunk, HVI_CU_HANDLE_FD, 0));
+        must(cuda->export_handle(type == HVI_CU_HANDLE_FD ? (void *)&fds[i]
+                                                          : (void *)&exported_p->fabric[i],
+                                 chunk, type, 0));
         must(cuda->allocation_release(chunk));
     }
-    say(exported_p, fds, CHUNKS);
-    for (unsigned i = 0; i < CHUNKS; i++)
+    say(exported_p, fds, type == HVI_CU_HANDLE_FD ? CHUNKS : 0);
+    for (unsigned i = 0; type == HVI_CU_HANDLE_FD && i < CHUNKS; i++)
         close(fds[i]);
 }
 
@@ -163,7 +165,9 @@ static void run_exporter(void)
         if (command == 'a')
             export_memory(&cuda, &exported[count++]);
         else if (command == 'v' || command == 'w')
-            export_chunks(&cuda, &exported[count++], command == 'w');
+            export_chunks(&cuda, &exported[count++], command == 'w', HVI_CU_HANDLE_FD);
+        else if (command == 'h')
+            export_chunks(&cuda, &exported[count++], 0, HVI_CU_HANDLE_FABRIC);
         else if (command == 'p')
             export_pointer(&cuda, &exported[count++]);
         else if (command == 'u')
@@ -228,12 +232,10 @@ static void start_exporter(void)
     line = ends[0];
 }
 
-static void setup(void)
+static void open_device(void)
 {
     uint64_t end = hvi_deadline_after(PATIENCE_NS);
 
-    hvt_log_open();
-    start_exporter();
     ck_assert_int_ge(sd_event_new(&event), 0);
     ck_assert_int_eq(gpu_device_open(&device, uuid), HVI_OK);
     while (gpu_device_state(&device) == HVI_INPROGRESS) {
@@ -246,10 +248,26 @@ static void setup(void)
         gpu_imports_open(&imports, event, &device.cuda, device.context, uuid, 8 * BYTES), HVI_OK);
 }
 
+static void setup(void)
+{
+    hvt_log_open();
+    start_exporter();
+    open_device();
+}
+
 static void setup_two(void)
 {
     setenv("FAKEGPU", "devices=2", 1);
     setup();
+}
+
+/* The importer's, after the first chunk. */
+static void setup_no_channel(void)
+{
+    hvt_log_open();
+    start_exporter();
+    setenv("FAKEGPU_FAULT", "no-imex@2", 1);
+    open_device();
 }
 
 static void setup_blocks(void)
@@ -703,6 +721,66 @@ START_TEST(chunks_that_are_not_what_was_said_are_refused_and_leave_nothing)
 }
 END_TEST
 
+/* ---- by fabric handles ---- */
+
+static bool import_fabric(const struct hvi_gpu_import *said, const struct exported *memory)
+{
+    struct gpu_exported exported = {0};
+    uint64_t chunks[CHUNKS] = {BYTES, BYTES, BYTES};
+    struct hvi_device_memory piece = said->memory;
+
+    for (unsigned i = 0; i < CHUNKS; i += 2) { /* two pieces */
+        unsigned char bytes[2 * HVI_WIRE_GPU_HANDLE];
+        piece.chunks = chunks;
+        piece.chunk_count = i == 0 ? 2 : 1;
+        piece.fabric = bytes;
+        piece.fabric_bytes = piece.chunk_count * HVI_WIRE_GPU_HANDLE;
+        memcpy(bytes, &memory->fabric[i], piece.fabric_bytes);
+        ck_assert_int_eq(gpu_exported_add(&exported, &piece, NULL, 0), HVI_OK);
+    }
+    ck_assert(gpu_exported_is_whole(&exported));
+    return gpu_import_add(&imports, &owners[0], said, &exported);
+}
+
+START_TEST(chunks_by_fabric_handles_are_one_range_while_and_after_they_are_mapped_there)
+{
+    static struct hvi_packet packet;
+    unsigned before = count_descriptors();
+    struct exported memory = order("h", &packet);
+    struct hvi_gpu_import said = ask_chunks(1, 1, 5, &memory, CHUNKS);
+
+    said.memory.kind = HVI_DEVICE_FABRIC;
+    ck_assert_uint_eq(packet.fd_count, 0);
+    ck_assert(import_fabric(&said, &memory));
+    expect(0, 0, 1, HVI_OK);
+    expect_words(0, 1, 1, CHUNKS);
+    unmap_oldest();
+    expect_words(0, 1, 1, CHUNKS);
+    give_back(0, 2, 1);
+    expect(1, 0, 2, HVI_OK);
+    said.request = 3;
+    ck_assert(import_fabric(&said, &memory)); /* of memory that is gone */
+    expect(2, 0, 3, HVI_ERR_UNSUPPORTED);
+    expect_count(0);
+    ck_assert_uint_eq(count_descriptors(), before);
+}
+END_TEST
+
+START_TEST(a_worker_without_the_channel_says_so_and_leaves_nothing)
+{
+    static struct hvi_packet packet;
+    struct exported memory = order("h", &packet);
+    struct hvi_gpu_import said = ask_chunks(1, 1, 5, &memory, CHUNKS);
+
+    said.memory.kind = HVI_DEVICE_FABRIC;
+    ck_assert(import_fabric(&said, &memory));
+    expect(0, 0, 1, HVI_ERR_UNSUPPORTED);
+    ck_assert_ptr_nonnull(strstr(answers[0].text, "CUDA_ERROR_NOT_PERMITTED (800)"));
+    ck_assert_ptr_nonnull(strstr(answers[0].text, "IMEX channel"));
+    expect_count(0);
+}
+END_TEST
+
 START_TEST(a_chunk_on_another_gpu_is_refused)
 {
     static struct hvi_packet packet;
@@ -816,6 +894,7 @@ int main(void)
     Suite *suite = suite_create("gpu_import");
     TCase *tcase = tcase_create("imports"), *blocks = tcase_create("blocks");
     TCase *two = tcase_create("two devices"), *waiting = tcase_create("waiting");
+    TCase *channel = tcase_create("no channel");
 
     tcase_add_checked_fixture(tcase, setup, teardown);
     tcase_add_test(tcase, memory_is_opened_once_and_closed_with_its_last_holder);
@@ -831,6 +910,8 @@ int main(void)
     tcase_add_test(tcase, chunks_are_one_range_which_outlives_the_exporter_s_mapping);
     tcase_add_test(tcase, a_range_that_has_grown_is_opened_beside_the_smaller_one);
     tcase_add_test(tcase, chunks_that_are_not_what_was_said_are_refused_and_leave_nothing);
+    tcase_add_test(tcase,
+                   chunks_by_fabric_handles_are_one_range_while_and_after_they_are_mapped_there);
     tcase_add_test(tcase, the_end_of_a_process_unmaps_its_chunks);
     tcase_add_test(tcase, a_pointer_of_a_pool_is_opened_and_freed);
     tcase_add_test(tcase, what_was_said_of_chunks_adds_up);
@@ -840,6 +921,9 @@ int main(void)
     tcase_add_test(waiting, what_is_asked_for_again_before_it_is_closed_stays_open);
     tcase_add_loop_test(waiting, only_a_handle_of_equal_bytes_waits_for_the_close, 0, 2);
     suite_add_tcase(suite, waiting);
+    tcase_add_checked_fixture(channel, setup_no_channel, teardown);
+    tcase_add_test(channel, a_worker_without_the_channel_says_so_and_leaves_nothing);
+    suite_add_tcase(suite, channel);
     tcase_add_checked_fixture(two, setup_two, teardown);
     tcase_add_test(two, a_chunk_on_another_gpu_is_refused);
     suite_add_tcase(suite, two);

@@ -107,11 +107,44 @@ START_TEST(memory_in_pieces_is_answered_at_the_last_one)
 }
 END_TEST
 
+/* GpuImport 8 of one chunk by a fabric handle, of so many bytes, which is none of the driver's. */
+static uint64_t send_fabric(size_t handle_bytes)
+{
+    struct hvi_gpu_msg told = {.kind = HVI_GPU_IMPORT};
+    unsigned char handle[2 * HVI_WIRE_GPU_HANDLE] = {0};
+    uint64_t bytes = CHUNK;
+
+    told.import.request = ++worker.requests;
+    told.import.import = 8;
+    told.import.memory.kind = HVI_DEVICE_FABRIC;
+    told.import.memory.address = 4096;
+    told.import.memory.bytes = bytes;
+    told.import.memory.chunks = &bytes;
+    told.import.memory.chunk_count = 1;
+    told.import.memory.fabric = handle;
+    told.import.memory.fabric_bytes = handle_bytes;
+    told.import.pid = getpid();
+    ck_assert(hvi_uuid_parse(HVT_GPU_0, told.import.memory.uuid));
+    hvt_worker_send(worker.engine_fd, &told, NULL, 0);
+    return worker.requests;
+}
+
+START_TEST(a_fabric_handle_that_opens_nothing_is_an_answer_and_one_too_short_a_lie)
+{
+    link_engine();
+    hvt_engine_expect_ack(&worker, send_fabric(HVI_WIRE_GPU_HANDLE), HVI_ERR_UNSUPPORTED);
+    ck_assert_ptr_nonnull(strstr(worker.msg.ack.text, "IMEX channel"));
+    send_fabric(_i == 0 ? HVI_WIRE_GPU_HANDLE - 1 : 2 * HVI_WIRE_GPU_HANDLE);
+    hvt_worker_expect_closed(&worker, worker.engine_fd);
+}
+END_TEST
+
 START_TEST(an_engine_gets_a_device_channel)
 {
     hvt_worker_expect_state(&worker, HVI_GPU_UP);
     hvt_engine_open(&worker);
     ck_assert_uint_eq(worker.msg.hello.abi_version, HVI_ABI_VERSION);
+    ck_assert(worker.msg.hello.fabric);
     ck_assert_uint_eq(worker.msg.hello.instance, worker.instance);
     ck_assert_uint_eq(worker.msg.hello.nccl_version, 22809); /* before anything has needed it */
     ck_assert_uint_eq(worker.channel.instance, worker.instance);
@@ -395,6 +428,8 @@ int main(void)
     tcase_add_test(tcase, it_answers_beats);
     tcase_add_test(tcase, an_engine_gets_a_device_channel);
     tcase_add_test(tcase, memory_in_pieces_is_answered_at_the_last_one);
+    tcase_add_loop_test(
+        tcase, a_fabric_handle_that_opens_nothing_is_an_answer_and_one_too_short_a_lie, 0, 2);
     tcase_add_test(tcase, the_end_of_an_engine_poisons_its_pages);
     tcase_add_test(tcase, the_end_of_a_session_releases_the_workers_streams_alone);
     tcase_add_test(tcase, what_no_engine_says_ends_its_socket_and_poisons_its_pages);

@@ -10,6 +10,7 @@
 static struct hvi_setting settings[2] = {{.name = "NCCL_DEBUG", .value = "INFO"},
                                          {.name = "NCCL_SOCKET_IFNAME", .value = ""}};
 static uint64_t longs[HVI_GPU_COMM_RANKS_MAX];
+static unsigned char fabric[HVI_WIRE_CHUNKS_MAX * HVI_WIRE_GPU_HANDLE] = {1};
 
 static struct hvi_gpu_row row(void)
 {
@@ -28,10 +29,12 @@ static struct hvi_device_memory memory(void)
     struct hvi_device_memory value = {.address = UINT64_MAX,
                                       .bytes = 1,
                                       .buffer_id = 5,
-                                      .kind = HVI_DEVICE_VMM,
+                                      .kind = HVI_DEVICE_FABRIC,
                                       .chunks = longs,
                                       .chunk_count = HVI_WIRE_CHUNKS_MAX,
-                                      .registers = true};
+                                      .registers = true,
+                                      .fabric = fabric,
+                                      .fabric_bytes = sizeof(fabric)};
     memset(value.uuid, 0x5a, sizeof(value.uuid));
     return value;
 }
@@ -66,8 +69,8 @@ static void sample_of_hvdd(struct hvi_gpu_msg *msg, enum hvi_gpu_kind kind)
 static void sample_of_engine(struct hvi_gpu_msg *msg, enum hvi_gpu_kind kind)
 {
     if (kind == HVI_GPU_HELLO)
-        msg->hello =
-            (struct hvi_gpu_hello){8, UINT64_MAX, "NVIDIA H200", "GPU-0", 22809, "", 60, true};
+        msg->hello = (struct hvi_gpu_hello){8,  UINT64_MAX, "NVIDIA H200", "GPU-0", 22809,
+                                            "", 60,         true,          true};
     else if (kind == HVI_GPU_WELCOME)
         msg->welcome.generation = UINT64_MAX;
     else if (kind == HVI_GPU_IMPORT)

@@ -40,7 +40,7 @@ static void blank_lists(struct hvi_packet_msg *msg)
     if (msg->kind == HVI_PACKET_ENGINE_ROSTER)
         msg->engine_roster.key = NULL, msg->engine_roster.nodes = NULL;
     if (msg->kind == HVI_PACKET_DEVICE_ADD)
-        msg->device_add.memory.chunks = NULL;
+        msg->device_add.memory.chunks = NULL, msg->device_add.memory.fabric = NULL;
     if (msg->kind == HVI_PACKET_GPU_WANTED)
         msg->gpu_wanted.settings = NULL;
     if (msg->kind == HVI_PACKET_GPU_RETURN)

@@ -50,6 +50,9 @@ START_TEST(lists_parts_and_fixed_bytes_are_the_same)
                      HVI_WIRE_CHUNKS_MAX * sizeof(uint64_t));
     for (size_t i = 0; i < HVI_WIRE_GPU_HANDLE; i++)
         ck_assert_uint_eq(copy.import.memory.handle[i], 0); /* absent */
+    ck_assert_uint_eq(copy.import.memory.fabric_bytes, HVI_WIRE_CHUNKS_MAX * HVI_WIRE_GPU_HANDLE);
+    ck_assert_mem_eq(copy.import.memory.fabric, msg.import.memory.fabric,
+                     HVI_WIRE_CHUNKS_MAX * HVI_WIRE_GPU_HANDLE);
     hvi_gpu_msg_free(&copy);
     sample(HVI_GPU_STATE);
     ck_assert_int_eq(travel(), HVI_OK);
@@ -107,7 +110,8 @@ START_TEST(what_may_not_be_said_is_not_sent)
     REFUSED(HVI_GPU_IMPORT, msg.import.import = 0);
     REFUSED(HVI_GPU_IMPORT, msg.import.pid = -1);
     REFUSED(HVI_GPU_IMPORT, msg.import.memory.bytes = 0);
-    REFUSED(HVI_GPU_IMPORT, msg.import.memory.kind = 4);
+    REFUSED(HVI_GPU_IMPORT, msg.import.memory.kind = 5);
+    REFUSED(HVI_GPU_IMPORT, msg.import.memory.fabric_bytes++);
     REFUSED(HVI_GPU_IMPORT, msg.import.memory.chunk_count = HVI_WIRE_CHUNKS_MAX + 1);
     REFUSED(HVI_GPU_PAGE, msg.page.page = 0);
     REFUSED(HVI_GPU_COMM_JOIN, msg.comm_join.rank = HVI_GPU_COMM_RANKS_MAX);
@@ -116,6 +120,32 @@ START_TEST(what_may_not_be_said_is_not_sent)
     REFUSED(HVI_GPU_REGISTER, msg.registering.comm = 0);
     REFUSED(HVI_GPU_REGISTER, msg.registering.import = 0);
     REFUSED(HVI_GPU_ACK, msg.kind = HVI_GPU_KIND_END);
+}
+END_TEST
+
+/* What each kind of memory comes with, beyond what decoding looks at. */
+START_TEST(memory_has_the_handles_of_its_kind)
+{
+    const struct hvi_device_memory vmm = {.kind = HVI_DEVICE_VMM, .chunk_count = 2},
+                                   pool = {.kind = HVI_DEVICE_POOL},
+                                   legacy = {.kind = HVI_DEVICE_LEGACY};
+    struct hvi_device_memory other = {
+        .kind = HVI_DEVICE_FABRIC, .chunk_count = 2, .fabric_bytes = 2 * HVI_WIRE_GPU_HANDLE};
+
+    ck_assert(hvi_device_memory_has_handles(&vmm, 2, true));
+    ck_assert(!hvi_device_memory_has_handles(&vmm, 1, true));
+    ck_assert(hvi_device_memory_has_handles(&pool, 1, false));
+    ck_assert(!hvi_device_memory_has_handles(&pool, 1, true)); /* which cannot have pieces */
+    ck_assert(hvi_device_memory_has_handles(&legacy, 0, false));
+    ck_assert(!hvi_device_memory_has_handles(&legacy, 1, false));
+    ck_assert(hvi_device_memory_has_handles(&other, 0, true));
+    ck_assert(!hvi_device_memory_has_handles(&other, 2, false));
+    other.fabric_bytes--;
+    ck_assert(!hvi_device_memory_has_handles(&other, 0, false));
+    other.fabric_bytes = 3 * HVI_WIRE_GPU_HANDLE;
+    ck_assert(!hvi_device_memory_has_handles(&other, 0, false));
+    other.kind = HVI_DEVICE_VMM;
+    ck_assert(!hvi_device_memory_has_handles(&other, 2, false));
 }
 END_TEST
 
@@ -169,6 +199,7 @@ int main(void)
     tcase_add_loop_test(tcase, what_is_cut_short_is_refused_and_leaks_nothing, HVI_GPU_START,
                         HVI_GPU_KIND_END);
     tcase_add_test(tcase, what_may_not_be_said_is_not_sent);
+    tcase_add_test(tcase, memory_has_the_handles_of_its_kind);
     tcase_add_test(tcase, what_may_not_be_said_is_not_believed);
     tcase_add_test(tcase, of_a_foreign_version_only_the_version_is_read);
     tcase_add_test(tcase, what_does_not_fit_is_told_apart);

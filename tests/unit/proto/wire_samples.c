@@ -213,7 +213,7 @@ static void fill_uuid(unsigned char uuid_p[HVI_UUID_BYTES])
 static void fill_device_add(struct hvi_device_add *add, bool full)
 {
     *add = (struct hvi_device_add){
-        .region = 1, .memory = {.bytes = 1, .kind = full ? HVI_DEVICE_VMM : HVI_DEVICE_LEGACY}};
+        .region = 1, .memory = {.bytes = 1, .kind = full ? HVI_DEVICE_FABRIC : HVI_DEVICE_LEGACY}};
     if (!full)
         return;
     add->request = UINT64_MAX;
@@ -225,6 +225,9 @@ static void fill_device_add(struct hvi_device_add *add, bool full)
     add->memory.chunk_count = HVI_WIRE_CHUNKS_MAX;
     add->memory.chunks = zeroed(HVI_WIRE_CHUNKS_MAX, sizeof *add->memory.chunks);
     add->memory.chunks[HVI_WIRE_CHUNKS_MAX - 1] = UINT64_MAX;
+    add->memory.fabric_bytes = HVI_WIRE_CHUNKS_MAX * HVI_WIRE_GPU_HANDLE;
+    add->memory.fabric = zeroed(add->memory.fabric_bytes, 1);
+    add->memory.fabric[add->memory.fabric_bytes - 1] = 0xcd;
 }
 
 static void fill_gpu_wanted(struct hvi_gpu_wanted *wanted, bool full)
@@ -299,7 +302,7 @@ static void fill_session_packet(struct hvi_packet_msg *msg, bool full)
         fill_attach_request(&msg->attach_request, full);
     } else if (msg->kind == HVI_PACKET_ATTACH_REPLY && full) {
         msg->attach_reply = (struct hvi_attach_reply){
-            -999, "", UINT32_MAX, UINT32_MAX, UINT64_MAX, UINT64_MAX, INT32_MAX};
+            -999, "", UINT32_MAX, UINT32_MAX, UINT64_MAX, UINT64_MAX, INT32_MAX, true};
         FILL(msg->attach_reply.text, true);
     } else if (msg->kind == HVI_PACKET_REGION_ADD) {
         msg->region_add = (struct hvi_region_add){0, 1, 1, 0};

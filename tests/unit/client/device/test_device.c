@@ -25,14 +25,26 @@ static struct hvd_session *session;
 static struct hvt_fake_session *engine;
 static hvi_cu_stream stream;
 
-static void start(uint64_t features, const char *policy)
+static void start_script(const struct hvt_fake_script *script, const char *policy)
 {
-    struct hvt_fake_script script = {.manual = true, .features = features};
     if (policy)
         setenv("HVD_GPU", policy, 1);
-    fake = hvt_fake_start(&script);
+    fake = hvt_fake_start(script);
     session = hvt_fake_open(fake);
     engine = hvt_fake_session(fake, 0);
+}
+
+static void start(uint64_t features, const char *policy)
+{
+    const struct hvt_fake_script script = {.manual = true, .features = features};
+    start_script(&script, policy);
+}
+
+static void start_fabric(void)
+{
+    const struct hvt_fake_script script = {
+        .manual = true, .features = HVI_FEATURE_DEVICE, .fabric = true};
+    start_script(&script, NULL);
 }
 
 /* Each test has its own process. */
@@ -53,6 +65,12 @@ static void set_up(void)
 {
     load("devices=2", "");
     start(HVI_FEATURE_DEVICE, NULL);
+}
+
+static void set_up_fabric(void)
+{
+    load("", "");
+    start_fabric();
 }
 
 static void tear_down(void)
@@ -184,16 +202,22 @@ static float *floats(hvi_cu_ptr base, unsigned chunk, ptrdiff_t offset)
 }
 
 /* The engine was told of so many ranges and chunks in all, the last one these chunks of the reservation. */
-static void expect_told(uint32_t ranges, uint32_t chunks, hvi_cu_ptr base, unsigned first,
-                        unsigned count)
+static void expect_told_by(uint32_t kind, uint32_t ranges, uint32_t chunks, hvi_cu_ptr base,
+                           unsigned first, unsigned count)
 {
     uint32_t told_ranges, told_chunks;
     struct hvi_device_memory told = hvt_fake_device(engine, &told_ranges, &told_chunks);
     ck_assert_uint_eq(told_ranges, ranges);
     ck_assert_uint_eq(told_chunks, chunks);
-    ck_assert_uint_eq(told.kind, HVI_DEVICE_VMM);
+    ck_assert_uint_eq(told.kind, kind);
     ck_assert_uint_eq(told.address, base + first * (hvi_cu_ptr)CHUNK);
     ck_assert_uint_eq(told.bytes, count * (uint64_t)CHUNK);
+}
+
+static void expect_told(uint32_t ranges, uint32_t chunks, hvi_cu_ptr base, unsigned first,
+                        unsigned count)
+{
+    expect_told_by(HVI_DEVICE_VMM, ranges, chunks, base, first, count);
 }
 
 START_TEST(of_a_reservation_the_chunks_of_the_tensor_become_known)
@@ -297,23 +321,83 @@ START_TEST(many_chunks_come_in_pieces)
 }
 END_TEST
 
-START_TEST(chunks_without_descriptors_are_copied_or_refused)
+START_TEST(chunks_without_handles_are_copied_or_refused)
 {
     hvi_cu_ptr base = reserve(3);
     struct hvd_op *op;
     map_chunk(base, 0, HVI_CU_HANDLE_FD);
     map_chunk(base, 1, 0);
     map_chunk(base, 2, HVI_CU_HANDLE_FABRIC);
-    float *fabric = floats(base, 2, 0);
+    for (unsigned i = 1; i <= 2; i++) { /* with a neighbour by descriptor, and by fabric handle */
+        float *memory = floats(base, i, -10);
+        ck_assert_int_eq(submit_on(memory, memory, COUNT, stream, &op), HVD_ERR_UNSUPPORTED);
+        ck_assert_ptr_nonnull(strstr(hvd_last_error(), "no other process can open"));
+        struct hvi_submission slot = submit(memory, memory, NULL, &op);
+        ck_assert_uint_eq(announced(), 0);
+        ck_assert_uint_eq(slot.fence_turn, 0); /* it works on a copy */
+        finish(op, &slot, HVD_OK);
+    }
+}
+END_TEST
+
+/* One of before there were such. */
+START_TEST(an_engine_that_knows_no_fabric_handles_is_told_of_none)
+{
+    hvi_cu_ptr base = reserve(1);
+    struct hvd_op *op;
+    map_chunk(base, 0, HVI_CU_HANDLE_FABRIC);
+    float *fabric = floats(base, 0, 0);
     ck_assert_int_eq(submit_on(fabric, fabric, COUNT, stream, &op), HVD_ERR_UNSUPPORTED);
     ck_assert_ptr_nonnull(strstr(hvd_last_error(), "fabric handles alone"));
-    float *memory = floats(base, 1, -10);
+    struct hvi_submission slot = submit(fabric, fabric, NULL, &op);
+    ck_assert_uint_eq(announced(), 0);
+    ck_assert_uint_eq(slot.fence_turn, 0);
+    finish(op, &slot, HVD_OK);
+}
+END_TEST
+
+START_TEST(chunks_with_fabric_handles_alone_go_by_these_and_others_by_descriptors)
+{
+    const int both = HVI_CU_HANDLE_FD | HVI_CU_HANDLE_FABRIC;
+    hvi_cu_ptr base = reserve(20);
+    struct hvd_op *op;
+    map_chunk(base, 0, both);
+    map_chunk(base, 1, both);
+    for (unsigned i = 2; i < 20; i++)
+        map_chunk(base, i, HVI_CU_HANDLE_FABRIC);
+    struct hvi_submission slot = submit(floats(base, 1, -10), floats(base, 1, -10), NULL, &op);
+    expect_told(1, 2, base, 0, 2);
+    finish(op, &slot, HVD_OK);
+    float *memory = floats(base, 19, -10);
+    slot = submit(memory, memory, stream, &op);
+    expect_told_by(HVI_DEVICE_FABRIC, 2, 4, base, 18, 2);
+    finish(op, &slot, HVD_OK);
+    memory = floats(base, 1, 3); /* over all that is known, in three messages */
+    ck_assert_msg(submit_on(memory, memory, 17 * CHUNK_OF, NULL, &op) == HVD_OK, "%s",
+                  hvd_last_error());
+    slot = hvt_fake_take(engine);
+    expect_told_by(HVI_DEVICE_FABRIC, 3, 24, base, 0, 20);
+    finish(op, &slot, HVD_OK);
+    ck_assert_uint_eq(hvt_fake_regions(engine), 1);
+}
+END_TEST
+
+/* The first use of a handle is the creation, the second one the export. */
+START_TEST(a_fabric_handle_that_the_driver_refuses_is_a_sentence_or_a_copy)
+{
+    struct hvd_op *op;
+    load("", "no-imex@2");
+    start_fabric();
+    hvi_cu_ptr base = reserve(1);
+    map_chunk(base, 0, HVI_CU_HANDLE_FABRIC);
+    float *memory = floats(base, 0, 0);
     ck_assert_int_eq(submit_on(memory, memory, COUNT, stream, &op), HVD_ERR_UNSUPPORTED);
-    ck_assert_ptr_nonnull(strstr(hvd_last_error(), "no other process can open"));
+    ck_assert_ptr_nonnull(strstr(hvd_last_error(), "cannot be shared: CUDA_ERROR_NOT_PERMITTED"));
     struct hvi_submission slot = submit(memory, memory, NULL, &op);
     ck_assert_uint_eq(announced(), 0);
-    ck_assert_uint_eq(slot.fence_turn, 0); /* it works on a copy */
+    ck_assert_uint_eq(slot.fence_turn, 0);
     finish(op, &slot, HVD_OK);
+    tear_down();
 }
 END_TEST
 
@@ -903,7 +987,7 @@ int main(void)
     tcase_add_test(tcase, a_segment_that_grows_is_told_again_as_a_whole);
     tcase_add_test(tcase, a_chunk_that_was_mapped_anew_is_told_anew_and_its_neighbour_is_not);
     tcase_add_test(tcase, many_chunks_come_in_pieces);
-    tcase_add_test(tcase, chunks_without_descriptors_are_copied_or_refused);
+    tcase_add_test(tcase, an_engine_that_knows_no_fabric_handles_is_told_of_none);
     tcase_add_test(tcase, a_tensor_that_lies_partly_nowhere_is_an_error);
     tcase_add_test(tcase, an_op_of_a_stream_is_ready_when_the_stream_has_come_to_it);
     tcase_add_test(tcase, a_stream_waits_for_the_op_and_later_ops_say_after_which);
@@ -925,7 +1009,13 @@ int main(void)
     tcase_add_test(tcase, own_memory_is_told_as_one_chunk_and_is_not_freed_while_an_op_uses_it);
     tcase_add_test(tcase, own_memory_that_was_freed_is_announced_anew);
     suite_add_tcase(suite, tcase);
+    tcase = tcase_create("fabric handles");
+    tcase_add_checked_fixture(tcase, set_up_fabric, tear_down);
+    tcase_add_test(tcase, chunks_without_handles_are_copied_or_refused);
+    tcase_add_test(tcase, chunks_with_fabric_handles_alone_go_by_these_and_others_by_descriptors);
+    suite_add_tcase(suite, tcase);
     tcase = tcase_create("without");
+    tcase_add_test(tcase, a_fabric_handle_that_the_driver_refuses_is_a_sentence_or_a_copy);
     tcase_add_test(tcase,
                    an_engine_without_workers_is_refused_with_what_is_missing_and_the_next_step);
     tcase_add_test(tcase, a_worker_that_does_not_come_is_told_in_hvdds_words);

@@ -150,6 +150,7 @@ void hvt_gpu_greet(struct hvt_gpus *gpus, uint32_t gpu)
     hvt_gpu_uuid(gpu, bytes, msg.hello.uuid);
     msg.hello.comm_ns = gpus->comm_ns;
     msg.hello.registers = gpus->registers;
+    msg.hello.fabric = !gpus->is_old;
     hvt_gpu_say(gpus, gpu, &msg, fds, 2);
     ck_assert(hvt_gpu_hear(gpus, gpu, HVI_GPU_WELCOME, &msg));
     ck_assert_uint_eq(msg.welcome.generation, 1);

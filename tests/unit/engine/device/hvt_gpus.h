@@ -39,6 +39,7 @@ struct hvt_gpus {
     uint32_t page_numbers[HVT_BENCH_RANKS]; /* as the last worker was told */
     struct hvi_packet packet;
     uint64_t comm_ns; /* of workers that say hello from now on */
+    bool is_old;      /* they know no fabric handles */
     bool registers;   /* they register memory, which ranks have made for that */
 };
 

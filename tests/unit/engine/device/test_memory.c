@@ -46,6 +46,7 @@ START_TEST(a_node_without_workers_says_so_and_offers_nothing)
 
     hvt_gpus_init(&gpus, 1);
     ck_assert_uint_ne(gpus.bench.peers[0].channel.features & HVI_FEATURE_DEVICE, 0);
+    ck_assert(gpus.bench.peers[0].reply.fabric);
     gpus.bench.engine->device.enabled = false;
     hvt_rank_send_memory(&gpus, 0, 0, HVT_GPU_REGION);
     ack = hvt_rank_ack(&gpus, 0);
@@ -56,6 +57,7 @@ START_TEST(a_node_without_workers_says_so_and_offers_nothing)
     hvt_gpus_fini(&gpus);
     hvt_bench_init(&gpus.bench, 1);
     ck_assert_uint_eq(gpus.bench.peers[0].channel.features & HVI_FEATURE_DEVICE, 0);
+    ck_assert(!gpus.bench.peers[0].reply.fabric);
     hvt_bench_fini(&gpus.bench);
 }
 END_TEST
@@ -494,6 +496,78 @@ START_TEST(memory_of_many_chunks_goes_on_in_pieces_and_the_last_is_answered)
 }
 END_TEST
 
+/* A DeviceAdd of rank 0 with one chunk and its fabric handle, all bytes of which are `mark`. */
+static void send_fabric(uint32_t region, unsigned char mark, bool more)
+{
+    struct hvt_peer *peer = &gpus.bench.peers[0];
+    struct hvi_packet_msg add = {.kind = HVI_PACKET_DEVICE_ADD};
+    unsigned char handle[HVI_WIRE_GPU_HANDLE];
+    uint64_t chunk = HVT_GPU_BYTES / 2;
+    char uuid[HVI_WIRE_GPU_UUID];
+
+    memset(handle, mark, sizeof handle);
+    add.device_add.region = region;
+    add.device_add.request = more ? peer->request + 1 : ++peer->request;
+    hvt_gpu_uuid(0, add.device_add.memory.uuid, uuid);
+    add.device_add.memory.bytes = HVT_GPU_BYTES;
+    add.device_add.memory.kind = HVI_DEVICE_FABRIC;
+    add.device_add.memory.chunks = &chunk;
+    add.device_add.memory.chunk_count = 1;
+    add.device_add.memory.fabric = handle;
+    add.device_add.memory.fabric_bytes = sizeof handle;
+    add.device_add.more = more;
+    hvt_peer_send(peer, &add, -1);
+    hvt_gpus_turn(&gpus);
+}
+
+static uint64_t hear_fabric(unsigned char mark)
+{
+    struct hvi_gpu_msg msg;
+
+    ck_assert(hvt_gpu_hear(&gpus, 0, HVI_GPU_IMPORT, &msg));
+    ck_assert_uint_eq(gpus.packet.fd_count, 0);
+    ck_assert_uint_eq(msg.import.memory.kind, HVI_DEVICE_FABRIC);
+    ck_assert_uint_eq(msg.import.memory.fabric_bytes, HVI_WIRE_GPU_HANDLE);
+    for (size_t i = 0; i < HVI_WIRE_GPU_HANDLE; i++)
+        ck_assert_uint_eq(msg.import.memory.fabric[i], mark);
+    uint64_t request = msg.import.more ? 0 : msg.import.request;
+    hvi_gpu_msg_free(&msg);
+    return request;
+}
+
+START_TEST(fabric_handles_go_on_with_their_chunks)
+{
+    hvt_gpus_init(&gpus, 1);
+    hvt_rank_use(&gpus, 0, 0);
+    send_fabric(9, 3, true);
+    ck_assert_uint_eq(hear_fabric(3), 0);
+    send_fabric(9, 4, false);
+    hvt_gpu_ack(&gpus, 0, hear_fabric(4), HVI_OK, "");
+    ck_assert_int_eq(hvt_rank_ack(&gpus, 0).status, HVI_OK);
+    send_fabric(10, 5, false); /* half of it */
+    ck_assert_int_eq(hvt_rank_ack(&gpus, 0).status, HVI_ERR_INVALID);
+    hvt_gpu_expect_nothing(&gpus, 0);
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
+/* A worker that has come through the upgrade of hvdd. */
+START_TEST(a_worker_of_before_gets_no_fabric_handle_and_the_rank_a_sentence)
+{
+    hvt_gpus_init(&gpus, 1);
+    gpus.is_old = true;
+    hvt_rank_use(&gpus, 0, 0);
+    send_fabric(9, 3, true);
+    send_fabric(9, 4, false);
+    struct hvi_ack ack = hvt_rank_ack(&gpus, 0);
+    ck_assert_int_eq(ack.status, HVI_ERR_UNSUPPORTED);
+    ck_assert_ptr_nonnull(strstr(ack.text, "older than this engine"));
+    hvt_gpu_expect_nothing(&gpus, 0);
+    ck_assert(engine_session_is_open(gpus.bench.engine->sessions.ranks[0].session));
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
 START_TEST(chunks_that_are_not_the_memory_are_refused_once_and_the_region_stays_free)
 {
     const uint64_t half = HVT_GPU_BYTES / 2;
@@ -565,10 +639,11 @@ START_TEST(more_chunks_than_one_import_may_have_are_refused)
 }
 END_TEST
 
-START_TEST(a_chunk_without_its_descriptor_is_a_lie)
+START_TEST(a_chunk_without_its_handle_is_a_lie)
 {
     struct hvt_peer *peer = &gpus.bench.peers[0];
     struct hvi_packet_msg add = {.kind = HVI_PACKET_DEVICE_ADD};
+    static const uint32_t kinds[] = {HVI_DEVICE_VMM, HVI_DEVICE_LEGACY, HVI_DEVICE_FABRIC};
     uint64_t chunk = HVT_GPU_BYTES;
     char uuid[HVI_WIRE_GPU_UUID];
 
@@ -578,9 +653,9 @@ START_TEST(a_chunk_without_its_descriptor_is_a_lie)
     add.device_add.request = ++peer->request;
     hvt_gpu_uuid(0, add.device_add.memory.uuid, uuid);
     add.device_add.memory.bytes = chunk;
-    add.device_add.memory.kind = _i == 0 ? HVI_DEVICE_VMM : HVI_DEVICE_LEGACY;
+    add.device_add.memory.kind = kinds[_i];
     add.device_add.memory.chunks = &chunk;
-    add.device_add.memory.chunk_count = _i == 0;
+    add.device_add.memory.chunk_count = _i != 1;
     add.device_add.more = _i == 1; /* what cannot have pieces */
     hvt_peer_send(peer, &add, -1);
     hvt_gpus_turn(&gpus);
@@ -670,11 +745,13 @@ int main(void)
                    a_session_that_ends_opens_its_ready_words_and_is_poisoned_when_nothing_uses_it);
     tcase_add_test(tcase, a_rank_that_leaves_while_its_memory_is_under_way_leaves_nothing_behind);
     tcase_add_test(tcase, memory_of_many_chunks_goes_on_in_pieces_and_the_last_is_answered);
+    tcase_add_test(tcase, fabric_handles_go_on_with_their_chunks);
+    tcase_add_test(tcase, a_worker_of_before_gets_no_fabric_handle_and_the_rank_a_sentence);
     tcase_add_test(tcase,
                    chunks_that_are_not_the_memory_are_refused_once_and_the_region_stays_free);
     tcase_add_test(tcase, a_rank_may_give_memory_up_between_its_pieces);
     tcase_add_test(tcase, more_chunks_than_one_import_may_have_are_refused);
-    tcase_add_loop_test(tcase, a_chunk_without_its_descriptor_is_a_lie, 0, 2);
+    tcase_add_loop_test(tcase, a_chunk_without_its_handle_is_a_lie, 0, 3);
     tcase_add_test(tcase, a_worker_that_registers_a_page_late_takes_memory_then);
     tcase_add_test(tcase, nccl_s_variables_of_the_lowest_rank_go_along_and_no_others);
     tcase_add_loop_test(tcase, ranks_whose_variables_of_nccl_differ_are_named, 0, 4);
