@@ -69,6 +69,11 @@ static void poison_left(void)
     pthread_mutex_unlock(&leaving);
 }
 
+bool client_fence_may_gate(void)
+{
+    return atomic_load(&left_ns) != HVI_NEVER;
+}
+
 void client_device_free(struct client_device *device)
 {
     if (!device)

@@ -202,6 +202,8 @@ int client_on_device_copy_in(struct hvd_session *session, struct client_request 
     char label[CLIENT_LABEL_MAX];
     const struct client_operand *in = &request->op->in;
     client_request_label(request, label, sizeof(label));
+    if (in->block)
+        client_staging_pin(&session->memory.staging, in->block, in->device);
     pthread_mutex_unlock(&session->link.mutex);
     int rc = client_device_copy_in(in->device, label, in->shared, in->data, request->in_bytes);
     pthread_mutex_lock(&session->link.mutex);

@@ -127,6 +127,8 @@ static void copy_out(struct hvd_session *session, struct hvd_op *op)
 static void stage_out(struct hvd_session *session, struct hvd_op *op)
 {
     client_op_set_state(&session->ops, op, CLIENT_OP_COPYING);
+    if (op->out.block && op->out_bytes > 0)
+        client_staging_pin(&session->memory.staging, op->out.block, op->out.device);
     pthread_mutex_unlock(&session->link.mutex);
     int rc = op->out_bytes == 0 ? HVD_OK
                                 : client_device_copy_out(op->out.device, "hvd_wait", op->stage_to,

@@ -224,6 +224,8 @@ int cu_host_register(void *address, size_t bytes, unsigned flags)
     fake_await_closes();
     if (fake_range_overlap((uintptr_t)address, bytes, RANGE_USABLE) != NULL)
         return FAKE_ALREADY_REGISTERED;
+    if (fake_fault_from_now("no-register"))
+        return HVI_CU_OUT_OF_MEMORY;
     fake_range_add(RANGE_HOST, address, bytes, -1, -1);
     return HVI_CU_OK;
 }

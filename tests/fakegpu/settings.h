@@ -40,6 +40,7 @@
  * | no-memops | no 64-bit memory operations of streams |
  * | no-fabric | no device has fabric handles |
  * | no-imex@n | the n-th use of a fabric handle, in a creation, export or import, and all later ones: no IMEX channel, 800 |
+ * | no-register@n | the n-th registration of memory of the host and all later ones: out of memory |
  * | old-driver | it cannot read kernels: 200 |
  * | denied@n | the n-th device cannot be opened: NVML knows it, CUDA does not show it |
  * | exporter-exit@n | the process is killed at its first call after the n-th handle was exported |

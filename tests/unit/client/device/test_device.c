@@ -11,6 +11,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -818,6 +819,123 @@ START_TEST(staged_tensors_are_copied_in_and_out)
 }
 END_TEST
 
+#define MANY 5000 /* more than inline cells have */
+
+/* BUFFER_ID of memory of the host that the driver has registered; 0: it has not. */
+static uint64_t registered(const void *memory)
+{
+    int attributes[] = {HVI_CU_POINTER_MEMORY_TYPE, HVI_CU_POINTER_BUFFER_ID};
+    uint64_t answers[2] = {0};
+    void *places[] = {&answers[0], &answers[1]};
+    ck_assert_int_eq(cuda.pointer_attributes(2, attributes, places, (uintptr_t)memory), 0);
+    return (uint32_t)answers[0] == FAKE_MEMORY_HOST ? answers[1] : 0;
+}
+
+/* A staged op, whole: its block. */
+static void *run_staged(float *memory)
+{
+    struct hvd_op *op = NULL;
+    memory[MANY - 1] = 3;
+    ck_assert_msg(submit_on(memory, memory, MANY, NULL, &op) == HVD_OK, "%s", hvd_last_error());
+    void *block = op->out.shared;
+    struct hvi_submission slot = hvt_fake_take(engine);
+    float *shared = hvt_fake_memory(engine, slot.out_region, slot.out_offset);
+    ck_assert(shared[MANY - 1] == 3);
+    shared[MANY - 1] = 4;
+    finish(op, &slot, HVD_OK);
+    ck_assert(memory[MANY - 1] == 4);
+    return block;
+}
+
+START_TEST(a_staging_block_is_registered_once_and_given_back_with_the_session)
+{
+    load("", "");
+    start(0, "staged");
+    float *memory = alloc(MANY * sizeof(float));
+    void *block = run_staged(memory);
+    uint64_t id = registered(block);
+    ck_assert_uint_ne(id, 0);
+    ck_assert_ptr_eq(run_staged(memory), block);
+    ck_assert_uint_eq(registered(block), id);
+    tear_down_fake();
+    ck_assert_uint_eq(registered(block), 0);
+}
+END_TEST
+
+START_TEST(a_driver_that_registers_no_memory_makes_no_difference)
+{
+    load("", "no-register");
+    start(0, "staged");
+    float *memory = alloc(MANY * sizeof(float));
+    void *block = run_staged(memory);
+    ck_assert_uint_eq(registered(block), 0);
+    ck_assert_ptr_eq(run_staged(memory), block);
+    tear_down_fake();
+}
+END_TEST
+
+/* The engine may still write there; and a registration is not taken back in the middle of a session. */
+START_TEST(a_registered_block_that_is_withdrawn_stays_until_the_session_ends)
+{
+    struct client_staging *staging;
+    struct client_staging_block *block;
+    load("", "");
+    start(0, "staged");
+    run_staged(alloc(MANY * sizeof(float)));
+    staging = &session->memory.staging;
+    pthread_mutex_lock(&session->link.mutex);
+    ck_assert_int_eq(client_staging_get(staging, MANY * sizeof(float), "test", &block), HVD_OK);
+    void *memory = block->address;
+    client_staging_withdraw(staging, block);
+    client_staging_put(staging, block);
+    ck_assert_ptr_null(staging->regions);
+    ck_assert_uint_eq(staging->idle_bytes, 0);
+    pthread_mutex_unlock(&session->link.mutex);
+    ck_assert_uint_ne(registered(memory), 0);
+    tear_down_fake();
+    ck_assert_uint_eq(registered(memory), 0);
+}
+END_TEST
+
+/* While a stream may wait for a worker, close does not wait for that stream. */
+START_TEST(after_a_dead_engine_a_block_stays_registered_until_a_later_close)
+{
+    hvi_cu_ptr base;
+    load("", "");
+    start(HVI_FEATURE_DEVICE, NULL);
+    base = reserve(1);
+    map_chunk(base, 0, 0); /* without a handle */
+    void *block = run_staged(floats(base, 0, 0));
+    lose_engine();
+    session->memory.device->lost_ns = hvi_deadline_after(20 * HVI_NS_MS);
+    hvd_close(session);
+    ck_assert_int_eq(cuda.stream_query(stream), HVI_CU_NOT_READY);
+    ck_assert_uint_ne(registered(block), 0);
+    session = hvt_fake_open(fake);
+    nap(25);
+    hvd_session_status(session); /* which releases the stream */
+    ck_assert(stream_ends());
+    tear_down_fake();
+    ck_assert_uint_eq(registered(block), 0);
+}
+END_TEST
+
+START_TEST(no_more_than_the_bound_is_registered)
+{
+    load("", "");
+    size_t bytes = CLIENT_DEVICE_PINNED;
+    char *memory = mmap(NULL, 2 * bytes, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    ck_assert_ptr_ne(memory, MAP_FAILED);
+    ck_assert(!client_device_pin(0, memory, bytes + 1));
+    ck_assert(client_device_pin(0, memory, bytes));
+    ck_assert(!client_device_pin(0, memory + bytes, 1));
+    ck_assert(client_device_unpin(0, memory, bytes));
+    ck_assert(!client_device_unpin(0, memory, bytes)); /* the driver has it not */
+    ck_assert(client_device_pin(0, memory + bytes, 1));
+}
+END_TEST
+
 START_TEST(a_stage_whose_op_fails_leaves_the_output_alone)
 {
     struct hvd_op *op = NULL;
@@ -1021,6 +1139,11 @@ int main(void)
     tcase_add_test(tcase, a_worker_that_does_not_come_is_told_in_hvdds_words);
     tcase_add_test(tcase, memory_that_the_worker_does_not_let_go_of_is_said_to_be_open);
     tcase_add_test(tcase, staged_tensors_are_copied_in_and_out);
+    tcase_add_test(tcase, a_staging_block_is_registered_once_and_given_back_with_the_session);
+    tcase_add_test(tcase, a_driver_that_registers_no_memory_makes_no_difference);
+    tcase_add_test(tcase, a_registered_block_that_is_withdrawn_stays_until_the_session_ends);
+    tcase_add_test(tcase, after_a_dead_engine_a_block_stays_registered_until_a_later_close);
+    tcase_add_test(tcase, no_more_than_the_bound_is_registered);
     tcase_add_test(tcase, a_stage_whose_op_fails_leaves_the_output_alone);
     tcase_add_test(tcase, own_memory_outlives_sessions_and_is_free_after_them);
     tcase_add_test(tcase, own_memory_that_is_staged_is_not_freed_before_the_copy);
