@@ -12,8 +12,10 @@ bool hvi_yields_pay(const struct hvi_yields *yields, uint64_t now_ns)
 
 void hvi_yields_note(struct hvi_yields *yields, uint64_t before_ns, uint64_t after_ns)
 {
-    const uint64_t took_ns = after_ns - before_ns;
+    uint64_t took_ns = after_ns - before_ns;
 
+    if (took_ns > HVI_YIELD_MOST_NS)
+        took_ns = HVI_YIELD_MOST_NS;
     if (took_ns >= HVI_YIELD_LONG_NS)
         yields->rest_ns = after_ns + HVI_YIELD_REST * took_ns;
 }

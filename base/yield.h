@@ -17,6 +17,9 @@
  * takes: with 0.05 and 0.5 ms, ops of 16 MiB of 2 and 4 ranks (0.6 and 1.2 ms) took 8 to 16 % more time. */
 #define HVI_YIELD_LONG_NS (2 * HVI_NS_MS)
 #define HVI_YIELD_REST    16u /* chosen */
+/* What a yield counts for at most. Chosen: some time slices; a process that was stopped meanwhile, or its machine, yields
+ * again a third of a second later. */
+#define HVI_YIELD_MOST_NS (20 * HVI_NS_MS)
 
 /* Of one thread; all 0 at first. */
 struct hvi_yields {

@@ -59,6 +59,10 @@
 /* Looks of the main thread at a small work before it leaves that to the net thread. 4 B took 17 us with 1, 20
  * with 20, 34 with 100. */
 #define ENGINE_WIRE_DRIVE_SPINS 20u
+/* Looks of the main thread at a larger work without a move, until it yields: what it waits for may need its core. 1 MiB on
+ * two nodes of two ranks, which had two cores together, took 278 to 483 us without in ten runs, and 288 to 333 with 1, 288 to
+ * 339 with 8, 284 to 358 with 32; on two of one 216 to 377 and, with 8, 216 to 223. */
+#define ENGINE_WIRE_YIELD_LOOKS 8u
 /* Most looks of the main thread at a small work. */
 #define ENGINE_WIRE_DRIVES 200u
 /* A work up to this is moved by the main thread, if there is no other. 1 MiB took 0.41 ms by the net thread and 0.32 so,

@@ -10,7 +10,7 @@
  * While nobody has works, the main thread moves one of a moderate size itself: two threads need not be woken
  * then. A small one it begins right where it is started, as waking them takes longer than the work (4 B between two
  * nodes); else it does a piece whenever it has nothing better to do, and leaves the rest to the net thread when
- * nothing moves or another work comes.
+ * nothing moves or another work comes. Meanwhile it yields: who sends what it waits for may need its core.
  *
  * Time without a byte is counted from tick to tick, at most ENGINE_SILENT_NS for each: an engine that stood
  * still itself blames no node. A work that has waited for twice its batch's .answer_ns fails; twice, so that
@@ -19,6 +19,7 @@
 
 #include "base/pages.h"
 #include "base/status.h"
+#include "base/yield.h"
 
 #include <inttypes.h>
 #include <poll.h>
@@ -621,6 +622,8 @@ bool engine_wire_help(struct engine_wire *net)
     net->drive_idle = moved ? 0 : net->drive_idle + 1;
     if (!net->works || net->drive_idle >= ENGINE_WIRE_SPINS)
         engine_wire_leave(net);
+    else if (!moved && net->drive_idle % ENGINE_WIRE_YIELD_LOOKS == 0)
+        (void)hvi_yield();
     return true;
 }
 

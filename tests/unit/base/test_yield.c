@@ -9,7 +9,7 @@
 
 static int yields_made;
 
-/* In place of the C library's: other work has the core for 200 ms, so the rest is 3 s. */
+/* In place of the C library's: other work has the core for 200 ms, so the rest is 320 ms. */
 int sched_yield(void)
 {
     yields_made++;
@@ -44,6 +44,17 @@ START_TEST(a_long_yield_is_followed_by_a_rest_of_a_multiple_of_it)
 }
 END_TEST
 
+START_TEST(a_thread_that_was_stopped_yields_again_soon)
+{
+    struct hvi_yields yields = {0};
+    const uint64_t end_ns = NOW_NS + 600 * HVI_NS_SEC;
+
+    hvi_yields_note(&yields, NOW_NS, end_ns);
+    ck_assert(!hvi_yields_pay(&yields, end_ns));
+    ck_assert(hvi_yields_pay(&yields, end_ns + HVI_YIELD_REST * HVI_YIELD_MOST_NS));
+}
+END_TEST
+
 START_TEST(a_thread_begins_with_a_yield_and_sleeps_after_a_long_one)
 {
     ck_assert(hvi_yield());
@@ -59,6 +70,7 @@ int main(void)
 
     tcase_add_test(tcase, short_yields_go_on);
     tcase_add_test(tcase, a_long_yield_is_followed_by_a_rest_of_a_multiple_of_it);
+    tcase_add_test(tcase, a_thread_that_was_stopped_yields_again_soon);
     tcase_add_test(tcase, a_thread_begins_with_a_yield_and_sleeps_after_a_long_one);
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);
