@@ -187,6 +187,12 @@ def attach(folder: pathlib.Path) -> None:
         rank.stop()
 
 
+def listens(path: pathlib.Path) -> bool:
+    """Whether connections to it are taken: a socket has its path before that. Fields: proc_pid_net(5)."""
+    rows = [line.split() for line in pathlib.Path("/proc/net/unix").read_text().splitlines()]
+    return any(row[-1] == str(path) and int(row[3], 16) & 0x10000 for row in rows if len(row) == 8)
+
+
 def activate(folder: pathlib.Path, name: str, *options: str) -> subprocess.Popen:
     """systemd-socket-activate that waits on the socket `name` for its first connection, and then becomes hvdd."""
     hvdd, engine, environment = service_programs(clean_environment())
@@ -195,7 +201,7 @@ def activate(folder: pathlib.Path, name: str, *options: str) -> subprocess.Popen
     process = subprocess.Popen([need("systemd-socket-activate"), *options, *kept, f"--listen={folder}/{name}.sock",
                                 f"--fdname={name}", hvdd, "--private=no", f"--engine={engine}", f"--runtime-dir={folder}"],
                                env=environment, **as_service())
-    wait_until((folder / f"{name}.sock").exists, "systemd-socket-activate to listen")
+    wait_until(lambda: listens(folder / f"{name}.sock"), "systemd-socket-activate to listen")
     return process
 
 
