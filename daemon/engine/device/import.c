@@ -25,9 +25,9 @@
 #include <string.h>
 #include <unistd.h>
 
-enum state { ASKED, SENT, READY, CLOSING };
 #define TOO_OLD "its worker is older than this engine, and opens no memory by fabric handles"
 
+enum state { ASKED, SENT, READY, CLOSING };
 enum registered { NOT_REGISTERED, REGISTERING, REGISTERED, NEVER_REGISTERED };
 
 /* A GpuImport to come. */
@@ -152,9 +152,9 @@ static struct piece *piece_new(const struct engine_device_add *add, int *status_
 
 /* ---- sending ---- */
 
-static const char *why(int status)
+static const char *why(int status, const char *otherwise)
 {
-    return status == HVI_ERR_UNSUPPORTED ? TOO_OLD : hvi_status_text(status);
+    return status == HVI_ERR_UNSUPPORTED ? TOO_OLD : otherwise;
 }
 
 static int send_piece(struct engine_device_import *import, const struct piece *piece)
@@ -271,7 +271,7 @@ int engine_device_import(struct engine_device *device, uint64_t ticket,
         status = send_pieces(import);
     if (status != HVI_OK) {
         snprintf(text_p, text_size, "the import of %" PRIu64 " bytes cannot be asked for: %s",
-                 add->memory->bytes, why(status));
+                 add->memory->bytes, why(status, hvi_status_text(status)));
         if (import)
             forget(import);
         return status;
@@ -454,7 +454,7 @@ void engine_device_import_linked(struct engine_device_worker *worker)
         int status = send_pieces(import);
         if (status == HVI_OK)
             continue;
-        give_imported(import, status, why(status));
+        give_imported(import, status, why(status, "the worker cannot be told of the memory"));
         end(import, HVI_OK, "");
     }
 }

@@ -96,6 +96,23 @@ START_TEST(a_worker_that_does_not_come_in_time_is_refused_and_so_is_what_waits_f
 }
 END_TEST
 
+START_TEST(a_worker_that_cannot_be_told_of_memory_fails_the_registration_and_not_the_job)
+{
+    struct hvi_ack ack;
+
+    hvt_gpus_init(&gpus, 1);
+    hvt_rank_send_memory(&gpus, 0, 0, HVT_GPU_REGION);
+    worker_at(0)->state = ENGINE_DEVICE_LINKED; /* without a socket */
+    engine_device_import_linked(worker_at(0));
+    worker_at(0)->state = ENGINE_DEVICE_WANTED;
+    ack = hvt_rank_ack(&gpus, 0);
+    ck_assert_int_eq(ack.status, HVI_ERR_CLOSED);
+    ck_assert_str_eq(ack.text, "the worker cannot be told of the memory");
+    ck_assert_int_eq(gpus.bench.engine->order.broken_status, HVI_OK);
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
 START_TEST(a_worker_that_dies_before_its_hello_fails_the_registration_and_not_the_job)
 {
     struct hvi_ack ack;
@@ -750,6 +767,8 @@ int main(void)
     tcase_add_test(tcase,
                    chunks_that_are_not_the_memory_are_refused_once_and_the_region_stays_free);
     tcase_add_test(tcase, a_rank_may_give_memory_up_between_its_pieces);
+    tcase_add_test(tcase,
+                   a_worker_that_cannot_be_told_of_memory_fails_the_registration_and_not_the_job);
     tcase_add_test(tcase, more_chunks_than_one_import_may_have_are_refused);
     tcase_add_loop_test(tcase, a_chunk_without_its_handle_is_a_lie, 0, 3);
     tcase_add_test(tcase, a_worker_that_registers_a_page_late_takes_memory_then);
