@@ -149,7 +149,7 @@ bool hvi_device_memory_has_handles(const struct hvi_device_memory *memory, uint3
 {
     size_t fabric = memory->kind == HVI_DEVICE_FABRIC ? memory->chunk_count : 0;
     return fd_count == fds_of(memory) && memory->fabric_bytes == fabric * HVI_WIRE_GPU_HANDLE &&
-           (!more || hvi_device_has_chunks(memory->kind));
+           (hvi_device_has_chunks(memory->kind) ? memory->chunk_count > 0 : !more);
 }
 
 /* ---- admin ----------------------------------------------------------------------------------- */

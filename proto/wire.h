@@ -535,8 +535,8 @@ static inline bool hvi_device_has_chunks(uint32_t kind)
 {
     return kind == HVI_DEVICE_VMM || kind == HVI_DEVICE_FABRIC;
 }
-/* Whether one message has the handles of its kind: with so many descriptors, and `more` messages to come. Decoding does not look at
- * that. */
+/* Whether one message has the handles of its kind: with so many descriptors, and `more` messages to come; of what has chunks, one at
+ * least. Decoding does not look at that. */
 bool hvi_device_memory_has_handles(const struct hvi_device_memory *memory, uint32_t fd_count,
                                    bool more);
 

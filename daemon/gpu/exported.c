@@ -46,6 +46,8 @@ int gpu_exported_add(struct gpu_exported *exported, const struct hvi_device_memo
     const uint32_t more = is_fabric ? (uint32_t)memory->chunk_count : fd_count;
     const uint32_t count = exported->count + more;
 
+    if (exported->count > 0 && (memory->kind != exported->kind || memory->bytes != exported->bytes))
+        return HVI_ERR_INVALID;
     exported->kind = memory->kind;
     exported->bytes = memory->bytes;
     memcpy(exported->handle, memory->handle, sizeof(exported->handle));

@@ -34,7 +34,7 @@ struct gpu_exported {
 };
 
 /* Of a DeviceMemory that has its handles, and whose chunks are added; the descriptors stay the caller's after an error. HVI_OK,
- * HVI_ERR_NO_MEMORY, HVI_ERR_LIMIT (HVI_DEVICE_CHUNKS_MAX). */
+ * HVI_ERR_NO_MEMORY, HVI_ERR_LIMIT (HVI_DEVICE_CHUNKS_MAX), HVI_ERR_INVALID (kind or bytes are not those of before). */
 int gpu_exported_add(struct gpu_exported *exported, const struct hvi_device_memory *memory,
                      const int *fds, uint32_t fd_count);
 /* Whether the chunks that were said are the bytes that were said. */

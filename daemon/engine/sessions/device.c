@@ -23,8 +23,9 @@ struct engine_wish {
     uint64_t ticket, request;
     struct engine_session *session;
     uint32_t region, worker, import; /* 0: of no import */
-    uint64_t bytes;
-    uint64_t chunk_bytes; /* of the chunks that have come */
+    uint32_t kind;                   /* enum hvi_device_kind */
+    uint64_t bytes;                  /* in all, as the first message says */
+    uint64_t chunk_bytes;            /* of the chunks that have come */
     uint32_t chunks;
     bool whole;     /* its DeviceAdd has come to the end */
     int status;     /* it has failed before that; else HVI_OK */
@@ -226,8 +227,14 @@ void engine_device_take(struct engine_session *session, const struct hvi_device_
         engine_session_violation(session, "a DeviceAdd of a region that is being added");
         return;
     }
-    if (!wish && (wish = wish_new(session, add->request, add->region)))
+    if (wish && (wish->kind != add->memory.kind || wish->bytes != add->memory.bytes)) {
+        engine_session_violation(session, "DeviceAdds of one region that are not of one memory");
+        return;
+    }
+    if (!wish && (wish = wish_new(session, add->request, add->region))) {
+        wish->kind = add->memory.kind;
         wish->bytes = add->memory.bytes;
+    }
     if (wish)
         take(wish, add, &said);
     else

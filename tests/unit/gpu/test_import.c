@@ -856,6 +856,31 @@ START_TEST(what_was_said_of_chunks_adds_up)
 }
 END_TEST
 
+/* Handles of one kind are no handles of the other, and there would be fewer of them than chunks. */
+START_TEST(pieces_of_another_kind_or_size_are_refused_and_change_nothing)
+{
+    uint64_t chunk = BYTES;
+    const int fd = -1;
+    unsigned char handle[HVI_WIRE_GPU_HANDLE] = {0};
+    struct hvi_device_memory memory = {
+        .kind = HVI_DEVICE_VMM, .bytes = 2 * BYTES, .chunks = &chunk, .chunk_count = 1};
+    struct hvi_device_memory other = memory;
+    struct gpu_exported exported = {0};
+
+    ck_assert_int_eq(gpu_exported_add(&exported, &memory, &fd, 1), HVI_OK);
+    other.bytes = 3 * BYTES;
+    ck_assert_int_eq(gpu_exported_add(&exported, &other, &fd, 1), HVI_ERR_INVALID);
+    other = memory;
+    other.kind = HVI_DEVICE_FABRIC;
+    other.fabric = handle;
+    other.fabric_bytes = sizeof handle;
+    ck_assert_int_eq(gpu_exported_add(&exported, &other, NULL, 0), HVI_ERR_INVALID);
+    ck_assert_int_eq(gpu_exported_add(&exported, &memory, &fd, 1), HVI_OK);
+    ck_assert(gpu_exported_is_whole(&exported));
+    gpu_exported_fini(&exported);
+}
+END_TEST
+
 START_TEST(a_small_allocation_may_lie_within_a_block)
 {
     struct exported memory = allocate();
@@ -915,6 +940,7 @@ int main(void)
     tcase_add_test(tcase, the_end_of_a_process_unmaps_its_chunks);
     tcase_add_test(tcase, a_pointer_of_a_pool_is_opened_and_freed);
     tcase_add_test(tcase, what_was_said_of_chunks_adds_up);
+    tcase_add_test(tcase, pieces_of_another_kind_or_size_are_refused_and_change_nothing);
     suite_add_tcase(suite, tcase);
     tcase_add_checked_fixture(waiting, setup_waiting, teardown);
     tcase_add_test(waiting, a_release_is_answered_by_the_close_or_after_a_while);

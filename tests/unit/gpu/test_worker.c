@@ -70,8 +70,9 @@ START_TEST(it_answers_beats)
 }
 END_TEST
 
-/* GpuImport 7 of two chunks, of which this message has one; with a descriptor that is no memory of the driver's, or none. */
-static uint64_t send_chunk(uint64_t bytes, bool more, bool has_fd)
+/* GpuImport 7 of so many bytes in two chunks, of which this message has one; with a descriptor that is no memory of the driver's, or
+ * none. */
+static uint64_t send_chunk_of(uint64_t whole, uint64_t bytes, bool more, bool has_fd)
 {
     struct hvi_gpu_msg told = {.kind = HVI_GPU_IMPORT};
     int fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
@@ -80,7 +81,7 @@ static uint64_t send_chunk(uint64_t bytes, bool more, bool has_fd)
     told.import.import = 7;
     told.import.memory.kind = HVI_DEVICE_VMM;
     told.import.memory.address = 4096;
-    told.import.memory.bytes = 2 * CHUNK;
+    told.import.memory.bytes = whole;
     told.import.memory.chunks = &bytes;
     told.import.memory.chunk_count = 1;
     told.import.more = more;
@@ -91,6 +92,11 @@ static uint64_t send_chunk(uint64_t bytes, bool more, bool has_fd)
     return worker.requests;
 }
 
+static uint64_t send_chunk(uint64_t bytes, bool more, bool has_fd)
+{
+    return send_chunk_of(2 * CHUNK, bytes, more, has_fd);
+}
+
 START_TEST(memory_in_pieces_is_answered_at_the_last_one)
 {
     link_engine();
@@ -99,6 +105,10 @@ START_TEST(memory_in_pieces_is_answered_at_the_last_one)
     ck_assert_ptr_nonnull(strstr(worker.msg.ack.text, "cuMemImportFromShareableHandle"));
     send_chunk(CHUNK, true, true);
     hvt_engine_expect_ack(&worker, send_chunk(CHUNK - 1, false, true), HVI_ERR_INVALID);
+    send_chunk(CHUNK, true, true); /* of another memory than the last one, with as many bytes */
+    hvt_engine_expect_ack(&worker, send_chunk_of(3 * CHUNK, 2 * CHUNK, false, true),
+                          HVI_ERR_INVALID);
+    ck_assert_ptr_nonnull(strstr(worker.msg.ack.text, "not the memory that was said"));
     send_chunk(CHUNK, true, true);
     hvt_engine_expect_ack(&worker, hvt_engine_release(&worker, 7), HVI_OK); /* it is given up */
     hvt_engine_expect_ack(&worker, hvt_engine_release(&worker, 7), HVI_ERR_NOT_FOUND);
@@ -107,15 +117,15 @@ START_TEST(memory_in_pieces_is_answered_at_the_last_one)
 }
 END_TEST
 
-/* GpuImport 8 of one chunk by a fabric handle, of so many bytes, which is none of the driver's. */
-static uint64_t send_fabric(size_t handle_bytes)
+/* GpuImport of one chunk by a fabric handle, of so many bytes, which is none of the driver's. */
+static uint64_t send_fabric(uint32_t import, size_t handle_bytes)
 {
     struct hvi_gpu_msg told = {.kind = HVI_GPU_IMPORT};
     unsigned char handle[2 * HVI_WIRE_GPU_HANDLE] = {0};
     uint64_t bytes = CHUNK;
 
     told.import.request = ++worker.requests;
-    told.import.import = 8;
+    told.import.import = import;
     told.import.memory.kind = HVI_DEVICE_FABRIC;
     told.import.memory.address = 4096;
     told.import.memory.bytes = bytes;
@@ -132,10 +142,19 @@ static uint64_t send_fabric(size_t handle_bytes)
 START_TEST(a_fabric_handle_that_opens_nothing_is_an_answer_and_one_too_short_a_lie)
 {
     link_engine();
-    hvt_engine_expect_ack(&worker, send_fabric(HVI_WIRE_GPU_HANDLE), HVI_ERR_UNSUPPORTED);
+    hvt_engine_expect_ack(&worker, send_fabric(8, HVI_WIRE_GPU_HANDLE), HVI_ERR_UNSUPPORTED);
     ck_assert_ptr_nonnull(strstr(worker.msg.ack.text, "IMEX channel"));
-    send_fabric(_i == 0 ? HVI_WIRE_GPU_HANDLE - 1 : 2 * HVI_WIRE_GPU_HANDLE);
+    send_fabric(8, _i == 0 ? HVI_WIRE_GPU_HANDLE - 1 : 2 * HVI_WIRE_GPU_HANDLE);
     hvt_worker_expect_closed(&worker, worker.engine_fd);
+}
+END_TEST
+
+START_TEST(a_fabric_handle_behind_descriptors_is_refused)
+{
+    link_engine();
+    send_chunk_of(CHUNK, CHUNK, true, true);
+    hvt_engine_expect_ack(&worker, send_fabric(7, HVI_WIRE_GPU_HANDLE), HVI_ERR_INVALID);
+    ck_assert_ptr_nonnull(strstr(worker.msg.ack.text, "not the memory that was said"));
 }
 END_TEST
 
@@ -430,6 +449,7 @@ int main(void)
     tcase_add_test(tcase, memory_in_pieces_is_answered_at_the_last_one);
     tcase_add_loop_test(
         tcase, a_fabric_handle_that_opens_nothing_is_an_answer_and_one_too_short_a_lie, 0, 2);
+    tcase_add_test(tcase, a_fabric_handle_behind_descriptors_is_refused);
     tcase_add_test(tcase, the_end_of_an_engine_poisons_its_pages);
     tcase_add_test(tcase, the_end_of_a_session_releases_the_workers_streams_alone);
     tcase_add_test(tcase, what_no_engine_says_ends_its_socket_and_poisons_its_pages);

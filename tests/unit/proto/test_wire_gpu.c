@@ -128,12 +128,18 @@ START_TEST(memory_has_the_handles_of_its_kind)
 {
     const struct hvi_device_memory vmm = {.kind = HVI_DEVICE_VMM, .chunk_count = 2},
                                    pool = {.kind = HVI_DEVICE_POOL},
-                                   legacy = {.kind = HVI_DEVICE_LEGACY};
+                                   legacy = {.kind = HVI_DEVICE_LEGACY},
+                                   none = {.kind = HVI_DEVICE_VMM},
+                                   no_fabric = {.kind = HVI_DEVICE_FABRIC};
     struct hvi_device_memory other = {
         .kind = HVI_DEVICE_FABRIC, .chunk_count = 2, .fabric_bytes = 2 * HVI_WIRE_GPU_HANDLE};
 
     ck_assert(hvi_device_memory_has_handles(&vmm, 2, true));
     ck_assert(!hvi_device_memory_has_handles(&vmm, 1, true));
+    for (int more = 0; more < 2; more++) { /* else they could come without an end */
+        ck_assert(!hvi_device_memory_has_handles(&none, 0, more));
+        ck_assert(!hvi_device_memory_has_handles(&no_fabric, 0, more));
+    }
     ck_assert(hvi_device_memory_has_handles(&pool, 1, false));
     ck_assert(!hvi_device_memory_has_handles(&pool, 1, true)); /* which cannot have pieces */
     ck_assert(hvi_device_memory_has_handles(&legacy, 0, false));

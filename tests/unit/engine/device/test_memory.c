@@ -615,6 +615,26 @@ START_TEST(chunks_that_are_not_the_memory_are_refused_once_and_the_region_stays_
 }
 END_TEST
 
+/* The worker would take the second one for as many handles as the first has. */
+START_TEST(pieces_that_are_not_of_one_memory_are_a_lie)
+{
+    const uint64_t half = HVT_GPU_BYTES / 2;
+
+    hvt_gpus_init(&gpus, 1);
+    hvt_rank_use(&gpus, 0, 0);
+    send_chunk(9, HVT_GPU_BYTES, half, true);
+    ck_assert_uint_eq(hear_chunk(half), 0);
+    ck_assert_int_eq(gpus.bench.engine->sessions.ranks[0].state, ENGINE_RANK_ATTACHED);
+    if (_i == 0)
+        send_fabric(9, 3, false);
+    else
+        send_chunk(9, HVT_GPU_BYTES + half, half, false);
+    ck_assert_int_eq(gpus.bench.engine->sessions.ranks[0].state, ENGINE_RANK_ENDED);
+    ck_assert_ptr_null(gpus.bench.engine->sessions.wishes);
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
 START_TEST(a_rank_may_give_memory_up_between_its_pieces)
 {
     struct hvt_peer *peer = &gpus.bench.peers[0];
@@ -660,7 +680,8 @@ START_TEST(a_chunk_without_its_handle_is_a_lie)
 {
     struct hvt_peer *peer = &gpus.bench.peers[0];
     struct hvi_packet_msg add = {.kind = HVI_PACKET_DEVICE_ADD};
-    static const uint32_t kinds[] = {HVI_DEVICE_VMM, HVI_DEVICE_LEGACY, HVI_DEVICE_FABRIC};
+    static const uint32_t kinds[] = {HVI_DEVICE_VMM, HVI_DEVICE_LEGACY, HVI_DEVICE_FABRIC,
+                                     HVI_DEVICE_VMM, HVI_DEVICE_FABRIC};
     uint64_t chunk = HVT_GPU_BYTES;
     char uuid[HVI_WIRE_GPU_UUID];
 
@@ -672,8 +693,8 @@ START_TEST(a_chunk_without_its_handle_is_a_lie)
     add.device_add.memory.bytes = chunk;
     add.device_add.memory.kind = kinds[_i];
     add.device_add.memory.chunks = &chunk;
-    add.device_add.memory.chunk_count = _i != 1;
-    add.device_add.more = _i == 1; /* what cannot have pieces */
+    add.device_add.memory.chunk_count = _i == 0 || _i == 2;
+    add.device_add.more = _i == 1 || _i > 2; /* what cannot have pieces, and a piece of nothing */
     hvt_peer_send(peer, &add, -1);
     hvt_gpus_turn(&gpus);
     ck_assert_int_eq(gpus.bench.engine->sessions.ranks[0].state, ENGINE_RANK_ENDED);
@@ -746,6 +767,8 @@ int main(void)
                    a_worker_that_does_not_come_in_time_is_refused_and_so_is_what_waits_for_it);
     tcase_add_test(tcase,
                    a_worker_that_dies_before_its_hello_fails_the_registration_and_not_the_job);
+    tcase_add_test(tcase,
+                   a_worker_that_cannot_be_told_of_memory_fails_the_registration_and_not_the_job);
     tcase_add_loop_test(tcase, a_hello_that_is_not_credible_ends_the_worker, 0, 5);
     tcase_add_test(tcase,
                    memory_is_registered_when_the_worker_has_it_and_gone_when_the_worker_let_go);
@@ -767,10 +790,9 @@ int main(void)
     tcase_add_test(tcase,
                    chunks_that_are_not_the_memory_are_refused_once_and_the_region_stays_free);
     tcase_add_test(tcase, a_rank_may_give_memory_up_between_its_pieces);
-    tcase_add_test(tcase,
-                   a_worker_that_cannot_be_told_of_memory_fails_the_registration_and_not_the_job);
     tcase_add_test(tcase, more_chunks_than_one_import_may_have_are_refused);
-    tcase_add_loop_test(tcase, a_chunk_without_its_handle_is_a_lie, 0, 3);
+    tcase_add_loop_test(tcase, a_chunk_without_its_handle_is_a_lie, 0, 5);
+    tcase_add_loop_test(tcase, pieces_that_are_not_of_one_memory_are_a_lie, 0, 2);
     tcase_add_test(tcase, a_worker_that_registers_a_page_late_takes_memory_then);
     tcase_add_test(tcase, nccl_s_variables_of_the_lowest_rank_go_along_and_no_others);
     tcase_add_loop_test(tcase, ranks_whose_variables_of_nccl_differ_are_named, 0, 4);
