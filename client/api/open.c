@@ -284,7 +284,6 @@ static void on_process_exit(int status, void *unused)
         return;
     bool idle = session->ops.in_flight == 0 && !session->link.pending &&
                 session->link.farewell.request == 0;
-    session->memory.stays_pinned = true; /* the driver may be gone, or its streams busy */
     client_session_leave(session);
     if (idle) /* else another thread is inside; the end of the process tells the others */
         hvd_close(session);

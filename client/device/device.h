@@ -181,15 +181,18 @@ void client_fence_poison(struct client_device *device);
  * that were closed. As above. */
 void client_fence_lost(struct client_device *device);
 void client_fence_look(struct client_device *device);
-/* Streams may stand at words of sessions that are closed, whose engine was lost. Until they are released. */
-bool client_fence_may_gate(void);
 
-#define CLIENT_DEVICE_PINNED (256ull * 1024 * 1024) /* of the process, at most */
-/* Has the driver lock memory of the host, for copies of any device; `ordinal` is one that has been seen. False: the driver does not,
- * or there is too much already; nothing has changed. */
+/* ---- memory of the host that the driver knows ---- */
+
+/* cuMemHostRegister and its end, within a scope, also while another thread captures a stream. The driver's error. */
+int client_host_register(const struct hvi_cuda *cuda, void *base, uint64_t bytes, unsigned flags);
+void client_host_unregister(const struct hvi_cuda *cuda, void *base);
+
+#define CLIENT_DEVICE_PINNED  (256ull * 1024 * 1024) /* of the process, at most */
+#define CLIENT_DEVICE_PIN_MAX (64ull * 1024 * 1024)  /* of them at once */
+/* Has the driver lock memory of the host, for copies of any device; `ordinal` is one that has been seen. It must stay mapped until the
+ * process ends, and counts until then. False: the driver does not, or there is too much; nothing has changed. */
 bool client_device_pin(int ordinal, void *base, uint64_t bytes);
-/* Takes that back, before the memory is unmapped. Waits for all streams of the process. False: the driver has it still. */
-bool client_device_unpin(int ordinal, void *base, uint64_t bytes);
 
 /* Copies between a device and the host; they wait for the copy. HVD_OK, or HVD_ERR_UNSUPPORTED with the last error set. */
 int client_device_copy_in(int ordinal, const char *what, void *host, const void *from,

@@ -69,11 +69,6 @@ static void poison_left(void)
     pthread_mutex_unlock(&leaving);
 }
 
-bool client_fence_may_gate(void)
-{
-    return atomic_load(&left_ns) != HVI_NEVER;
-}
-
 void client_device_free(struct client_device *device)
 {
     if (!device)
@@ -184,13 +179,13 @@ static int register_page(struct client_device *device, const struct hvi_cuda *cu
                          const char *what)
 {
     hvi_cu_ptr address = 0;
-    int error = cuda->host_register(device->page.map.base, HVI_FENCE_BYTES,
-                                    HVI_CU_HOST_PORTABLE | HVI_CU_HOST_DEVICEMAP);
+    int error = client_host_register(cuda, device->page.map.base, HVI_FENCE_BYTES,
+                                     HVI_CU_HOST_PORTABLE | HVI_CU_HOST_DEVICEMAP);
     if (error != HVI_CU_OK)
         return refuse(cuda, error, what, "the session's fences (cuMemHostRegister)");
     error = cuda->host_pointer(&address, device->page.map.base, 0);
     if (error != HVI_CU_OK) {
-        cuda->host_unregister(device->page.map.base);
+        client_host_unregister(cuda, device->page.map.base);
         return refuse(cuda, error, what, "the session's fences (cuMemHostGetDevicePointer)");
     }
     device->address = address;

@@ -25,12 +25,12 @@ void client_memory_init(struct client_memory *memory, struct client_link *link)
 
 void client_memory_fini(struct client_memory *memory)
 {
-    client_device_free(memory->device); /* so that no stream waits for this session's ops */
-    memory->device = NULL;
-    client_staging_fini(&memory->staging, !memory->stays_pinned && !client_fence_may_gate());
+    client_staging_fini(&memory->staging);
     client_table_fini(&memory->table);
     client_peers_fini(&memory->peers);
     client_huge_pages_fini(&memory->huge_pages);
+    client_device_free(memory->device);
+    memory->device = NULL;
 }
 
 void client_memory_give_back(struct client_memory *memory, struct client_operand *operand)

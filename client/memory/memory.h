@@ -38,7 +38,6 @@ struct client_memory {
     struct client_device *device; /* NULL until a tensor on a device was seen */
     enum client_device_policy device_policy;
     bool said_device_staged;
-    bool stays_pinned; /* the process ends, and gives all back */
 };
 
 /* Of zeroed memory. Reads the environment. */

@@ -9,7 +9,6 @@
 #include "client/link/link.h"
 
 #include <inttypes.h>
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,7 +23,6 @@ struct client_staging_region {
     struct hvi_region region;
     uint32_t id;
     enum pin pin;
-    int device; /* of the call that has registered it */
     uint32_t class_index;
     uint32_t block_count, used_count;
     bool withdrawn; /* its free blocks are in no list */
@@ -94,7 +92,10 @@ static int create(uint32_t class_index, struct client_staging_region **region_p)
 
 static void destroy(struct client_staging_region *region)
 {
-    hvi_region_fini(&region->region);
+    if (region->pin == PINNED)
+        hvi_region_close_fd(&region->region); /* mapped for ever, as the driver has it */
+    else
+        hvi_region_fini(&region->region);
     free(region);
 }
 
@@ -115,12 +116,9 @@ static void retire(struct client_staging *staging, struct client_staging_region 
     for (uint32_t i = 0; i < region->block_count; i++)
         take_free(staging, &region->blocks[i]);
     DL_DELETE(staging->regions, region);
+    if (region->pin != PINNED)
+        staging->idle_bytes -= region->region.bytes;
     client_control_region_forget(staging->link, region->id);
-    if (region->pin == PINNED) {
-        DL_PREPEND(staging->kept, region);
-        return;
-    }
-    staging->idle_bytes -= region->region.bytes;
     destroy(region);
 }
 
@@ -202,25 +200,6 @@ void client_staging_withdraw(struct client_staging *staging,
 
 /* ---- regions that are registered with the driver ---- */
 
-/* Of sessions that are closed, registered still: streams may have stood at fences of theirs. */
-static struct client_staging_region *_Atomic left;
-
-static void leave_behind(struct client_staging_region *region)
-{
-    /* Release, pairs with the exchange in take_left. */
-    struct client_staging_region *first = atomic_load_explicit(&left, memory_order_relaxed);
-    do {
-        region->next = first;
-    } while (!atomic_compare_exchange_weak_explicit(&left, &first, region, memory_order_release,
-                                                    memory_order_relaxed));
-}
-
-static struct client_staging_region *take_left(void)
-{
-    /* Acquire, pairs with the exchange in leave_behind. */
-    return atomic_exchange_explicit(&left, NULL, memory_order_acquire);
-}
-
 void client_staging_pin(struct client_staging *staging, const struct client_staging_block *block,
                         int device)
 {
@@ -228,39 +207,19 @@ void client_staging_pin(struct client_staging *staging, const struct client_stag
     if (region->pin != NOT_TRIED)
         return;
     region->pin = TRYING;
-    region->device = device;
     pthread_mutex_unlock(&staging->link->mutex);
     bool pinned = client_device_pin(device, region->region.base, region->region.bytes);
     pthread_mutex_lock(&staging->link->mutex);
     region->pin = pinned ? PINNED : REFUSED;
 }
 
-static void finish(struct client_staging_region *region, bool may_unpin)
+void client_staging_fini(struct client_staging *staging)
 {
-    if (region->pin != PINNED)
-        destroy(region);
-    else if (!may_unpin)
-        leave_behind(region);
-    else if (client_device_unpin(region->device, region->region.base, region->region.bytes))
-        destroy(region);
-    else
-        free(region); /* its memory stays mapped, as the driver has it; so in a forked child */
-}
-
-static void finish_all(struct client_staging_region *first, bool may_unpin)
-{
-    while (first) {
-        struct client_staging_region *region = first;
-        first = region->next;
-        finish(region, may_unpin);
+    while (staging->regions) {
+        struct client_staging_region *region = staging->regions;
+        staging->regions = region->next;
+        if (region->pin != TRYING) /* else the process ends, and another thread is at it */
+            destroy(region);
     }
-}
-
-void client_staging_fini(struct client_staging *staging, bool may_unpin)
-{
-    finish_all(staging->regions, may_unpin);
-    finish_all(staging->kept, may_unpin);
-    if (may_unpin)
-        finish_all(take_left(), true);
     memset(staging, 0, sizeof(*staging));
 }

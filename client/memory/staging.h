@@ -4,12 +4,11 @@
  * announced to the engine and are used again; when more than CLIENT_STAGING_CACHE bytes of regions
  * lie idle, a region goes as soon as it is idle.
  *
- * A region through which memory of a device is staged is registered with the driver, at the first copy and once. Then it stays until
- * the session ends, used or not, and is not counted among the idle ones. */
+ * A region through which memory of a device is staged is registered with the driver, at the first copy and once. Then it stays the
+ * session's, used or not, and is not counted among the idle ones; and it stays mapped until the process ends. */
 #ifndef HVD_CLIENT_STAGING_H
 #define HVD_CLIENT_STAGING_H
 
-#include <stdbool.h>
 #include <stdint.h>
 
 #define CLIENT_STAGING_CACHE   (256ull * 1024 * 1024)
@@ -31,8 +30,7 @@ struct client_staging {
     struct client_link *link;
     struct client_staging_block *free_first[CLIENT_STAGING_CLASSES];
     struct client_staging_region *regions;
-    struct client_staging_region *kept; /* withdrawn, and registered with the driver */
-    uint64_t idle_bytes;                /* of regions without a used block */
+    uint64_t idle_bytes; /* of regions without a used block */
 };
 
 /* A block of at least `bytes` (>= 1). Needs the session's lock and gives it up while a new region
@@ -51,8 +49,7 @@ void client_staging_withdraw(struct client_staging *staging,
 void client_staging_pin(struct client_staging *staging, const struct client_staging_block *block,
                         int device);
 
-/* Session end: unmaps everything, used or not. What is registered with the driver is only where `may_unpin`, since that waits for all
- * streams of the process; else a later session's end does it. Without the lock. */
-void client_staging_fini(struct client_staging *staging, bool may_unpin);
+/* Session end: unmaps everything, used or not, but what is registered with the driver. */
+void client_staging_fini(struct client_staging *staging);
 
 #endif

@@ -28,6 +28,7 @@ enum { /* errors that the product has no name for */
 enum {
     FAKE_EVENT_NO_TIMING = 2,
     FAKE_EVENT_IPC = 4,
+    FAKE_CAPTURE_GLOBAL = 0,
     FAKE_READ_WRITE = 3,
     FAKE_MEMORY_HOST = 1,
     FAKE_DEVICE_SMS = 16,

@@ -221,6 +221,8 @@ int cu_host_register(void *address, size_t bytes, unsigned flags)
         return error;
     if (bytes == 0 || (flags & ~(unsigned)(HVI_CU_HOST_PORTABLE | HVI_CU_HOST_DEVICEMAP)) != 0)
         return HVI_CU_INVALID_VALUE;
+    if (fake_is_captured())
+        return FAKE_CAPTURE_UNSUPPORTED;
     fake_await_closes();
     if (fake_range_overlap((uintptr_t)address, bytes, RANGE_USABLE) != NULL)
         return FAKE_ALREADY_REGISTERED;
@@ -237,6 +239,8 @@ int cu_host_unregister(void *address)
 
     if (error != HVI_CU_OK || range == NULL || range->base != address)
         return error != HVI_CU_OK ? error : FAKE_NOT_REGISTERED;
+    if (fake_is_captured())
+        return FAKE_CAPTURE_UNSUPPORTED;
     fake_check_unused(range, "cuMemHostUnregister");
     fake_close_waits();
     fake_range_drop(range, "cuMemHostUnregister", false);

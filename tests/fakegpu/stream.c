@@ -5,7 +5,8 @@
  * Rules. A gated stream blocks those that share its connection (CUDA guide; P8). Stream i has connection i modulo their number,
  * which is read when the first context is made (P8: an H100 gives it another one as long as any is free; the fake is harsher).
  * The default stream waits for all that are not "non-blocking", and they for it (CUDA guide). After a sticky error nothing runs any more (P9). A stream of another context is no stream (cuda.h). A capturing
- * stream takes no work, and a memory operation in it is the test's fault: it would run when the graph does (section 2.5).
+ * stream takes no work, and a memory operation in it is the test's fault: it would run when the graph does (section 2.5). A capture
+ * in global mode forbids registrations to all threads of that mode (cuda.h).
  * cuIpcCloseMemHandle, cuMemFree and cuMemHostUnregister wait for all streams of the process, gated ones as well. While one
  * waits, launches, copies, allocations and registrations of other threads wait for it (P2, P11: an H100, driver 580). */
 #include "tests/fakegpu/stream.h"
@@ -351,26 +352,47 @@ int cu_stream_context(hvi_cu_stream handle, hvi_cu_context *context_p)
 
 /* --- capture: nothing is recorded --- */
 
-static int set_capturing(hvi_cu_stream handle, bool is_capturing)
+static _Atomic unsigned global_captures;
+static _Thread_local int capture_mode = FAKE_CAPTURE_GLOBAL;
+
+static int set_capturing(hvi_cu_stream handle, bool is_capturing, bool is_global)
 {
     struct hvi_cu_stream *stream;
     const int error = fake_stream_find(handle, &stream);
 
-    if (error == HVI_CU_OK)
-        stream->is_capturing = is_capturing;
+    if (error != HVI_CU_OK)
+        return error;
+    global_captures += (unsigned)is_global - (unsigned)stream->is_global;
+    stream->is_global = is_global;
+    stream->is_capturing = is_capturing;
     return error;
 }
 
 int cu_capture_begin(hvi_cu_stream stream, int mode)
 {
-    (void)mode;
-    return set_capturing(stream, true);
+    return set_capturing(stream, true, mode == FAKE_CAPTURE_GLOBAL);
 }
 
 int cu_capture_end(hvi_cu_stream stream, void **graph_p)
 {
     *graph_p = NULL;
-    return set_capturing(stream, false);
+    return set_capturing(stream, false, false);
+}
+
+int cu_capture_mode(int *mode)
+{
+    const int before = capture_mode;
+
+    if (*mode < 0 || *mode > HVI_CU_CAPTURE_RELAXED)
+        return HVI_CU_INVALID_VALUE;
+    capture_mode = *mode;
+    *mode = before;
+    return HVI_CU_OK;
+}
+
+bool fake_is_captured(void)
+{
+    return capture_mode == FAKE_CAPTURE_GLOBAL && global_captures > 0;
 }
 
 int cu_stream_capturing(hvi_cu_stream handle, int *status_p)

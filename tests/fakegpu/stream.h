@@ -13,6 +13,7 @@ struct hvi_cu_stream {
     int references; /* its handle, and its work */
     bool is_blocking, is_destroyed;
     _Atomic bool is_capturing;
+    bool is_global; /* its capture forbids calls to all threads */
 };
 
 /* Reads how many connections there are, the first time. */
@@ -37,6 +38,8 @@ void fake_may_synchronize(const char *call);
 void fake_close_waits(void);
 /* A launch, a copy, an allocation or a registration: returns when no other thread is in fake_close_waits (P11). */
 void fake_await_closes(void);
+/* A capture forbids this thread what is no work of a stream, as a registration (cuda.h). */
+bool fake_is_captured(void);
 /* Waits a moment: an eighth of what was waited, from 20 us to 1 ms. */
 void fake_nap(uint64_t since_ns);
 uint64_t fake_now_ns(void);

@@ -219,9 +219,7 @@ HVD_API int hvd_open(const struct hvd_options *options, struct hvd_session **ses
  * at most: HVD_ERR_TIMEOUT, and the memory of ops in flight may still be written to for a while (the
  * engine, or a rank that works on such an op, was stopped). Where the job is on several nodes and no op has
  * ended here, it waits until the nodes have met, so that whoever opens again meets the same ranks again;
- * 45 seconds at most. Where memory of a device was copied through the host (HVD_GPU), it also waits for what
- * this process has in its CUDA streams, as cudaFree does; not after HVD_ERR_ENGINE_LOST with an op in a
- * stream, nor at exit. NULL is fine. Always frees. */
+ * 45 seconds at most. NULL is fine. Always frees. */
 HVD_API int hvd_close(struct hvd_session *session);
 
 /* The wait of hvd_close in pieces, for a caller who looks at signals in between. The first call says goodbye; waits for timeout_ns

@@ -343,8 +343,9 @@ static void write_while_captured(void)
 {
     hvt_cu_begin("", "", 0);
     hvi_cu_stream stream = hvt_cu_stream();
+    hvi_cu_ptr word = host_word();
     begin_capture(stream);
-    hvt_cu.write64(stream, host_word(), 1, 0);
+    hvt_cu.write64(stream, word, 1, 0);
 }
 
 START_TEST(a_stream_that_is_captured_takes_no_work_and_a_memory_operation_is_a_fault)
@@ -355,6 +356,22 @@ START_TEST(a_stream_that_is_captured_takes_no_work_and_a_memory_operation_is_a_f
     hvi_cu_ptr from = hvt_cu_alloc(8);
     begin_capture(stream);
     ck_assert_int_eq(hvt_cu.copy(from, from, 8, stream), FAKE_CAPTURE_UNSUPPORTED);
+}
+END_TEST
+
+START_TEST(a_capture_forbids_registrations_to_threads_that_are_not_relaxed)
+{
+    int mode = HVI_CU_CAPTURE_RELAXED;
+
+    hvt_cu_begin("", "", 0);
+    begin_capture(hvt_cu_stream());
+    ck_assert_int_eq(hvt_cu.host_register(page, sizeof(page), 0), FAKE_CAPTURE_UNSUPPORTED);
+    HVT_CU(hvt_cu.capture_mode(&mode));
+    ck_assert_int_eq(mode, FAKE_CAPTURE_GLOBAL);
+    HVT_CU(hvt_cu.host_register(page, sizeof(page), 0));
+    HVT_CU(hvt_cu.capture_mode(&mode));
+    ck_assert_int_eq(mode, HVI_CU_CAPTURE_RELAXED);
+    ck_assert_int_eq(hvt_cu.host_unregister(page), FAKE_CAPTURE_UNSUPPORTED);
 }
 END_TEST
 
@@ -415,6 +432,7 @@ int main(void)
     tcase_add_test(tcase, everything_in_a_stream_may_be_late);
     tcase_add_test(tcase,
                    a_stream_that_is_captured_takes_no_work_and_a_memory_operation_is_a_fault);
+    tcase_add_test(tcase, a_capture_forbids_registrations_to_threads_that_are_not_relaxed);
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);
 }

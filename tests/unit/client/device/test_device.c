@@ -162,6 +162,34 @@ static bool stream_ends(void)
     return false;
 }
 
+#define MANY 5000 /* more than inline cells have */
+
+/* BUFFER_ID of memory of the host that the driver has registered; 0: it has not. */
+static uint64_t registered(const void *memory)
+{
+    int attributes[] = {HVI_CU_POINTER_MEMORY_TYPE, HVI_CU_POINTER_BUFFER_ID};
+    uint64_t answers[2] = {0};
+    void *places[] = {&answers[0], &answers[1]};
+    ck_assert_int_eq(cuda.pointer_attributes(2, attributes, places, (uintptr_t)memory), 0);
+    return (uint32_t)answers[0] == FAKE_MEMORY_HOST ? answers[1] : 0;
+}
+
+/* A staged op, whole: its block. */
+static void *run_staged(float *memory)
+{
+    struct hvd_op *op = NULL;
+    memory[MANY - 1] = 3;
+    ck_assert_msg(submit_on(memory, memory, MANY, NULL, &op) == HVD_OK, "%s", hvd_last_error());
+    void *block = op->out.shared;
+    struct hvi_submission slot = hvt_fake_take(engine);
+    float *shared = hvt_fake_memory(engine, slot.out_region, slot.out_offset);
+    ck_assert(shared[MANY - 1] == 3);
+    shared[MANY - 1] = 4;
+    finish(op, &slot, HVD_OK);
+    ck_assert(memory[MANY - 1] == 4);
+    return block;
+}
+
 /* ---- reservations ---- */
 
 #define CHUNK    (2u << 20)
@@ -819,35 +847,14 @@ START_TEST(staged_tensors_are_copied_in_and_out)
 }
 END_TEST
 
-#define MANY 5000 /* more than inline cells have */
-
-/* BUFFER_ID of memory of the host that the driver has registered; 0: it has not. */
-static uint64_t registered(const void *memory)
+/* It is mapped, else the write is a fault, and registered as it was. */
+static void expect_left(void *block, uint64_t id)
 {
-    int attributes[] = {HVI_CU_POINTER_MEMORY_TYPE, HVI_CU_POINTER_BUFFER_ID};
-    uint64_t answers[2] = {0};
-    void *places[] = {&answers[0], &answers[1]};
-    ck_assert_int_eq(cuda.pointer_attributes(2, attributes, places, (uintptr_t)memory), 0);
-    return (uint32_t)answers[0] == FAKE_MEMORY_HOST ? answers[1] : 0;
+    ck_assert_uint_eq(registered(block), id);
+    memset(block, 1, MANY * sizeof(float));
 }
 
-/* A staged op, whole: its block. */
-static void *run_staged(float *memory)
-{
-    struct hvd_op *op = NULL;
-    memory[MANY - 1] = 3;
-    ck_assert_msg(submit_on(memory, memory, MANY, NULL, &op) == HVD_OK, "%s", hvd_last_error());
-    void *block = op->out.shared;
-    struct hvi_submission slot = hvt_fake_take(engine);
-    float *shared = hvt_fake_memory(engine, slot.out_region, slot.out_offset);
-    ck_assert(shared[MANY - 1] == 3);
-    shared[MANY - 1] = 4;
-    finish(op, &slot, HVD_OK);
-    ck_assert(memory[MANY - 1] == 4);
-    return block;
-}
-
-START_TEST(a_staging_block_is_registered_once_and_given_back_with_the_session)
+START_TEST(a_staging_block_is_registered_once_and_stays_so_after_its_session)
 {
     load("", "");
     start(0, "staged");
@@ -858,7 +865,7 @@ START_TEST(a_staging_block_is_registered_once_and_given_back_with_the_session)
     ck_assert_ptr_eq(run_staged(memory), block);
     ck_assert_uint_eq(registered(block), id);
     tear_down_fake();
-    ck_assert_uint_eq(registered(block), 0);
+    expect_left(block, id);
 }
 END_TEST
 
@@ -874,8 +881,8 @@ START_TEST(a_driver_that_registers_no_memory_makes_no_difference)
 }
 END_TEST
 
-/* The engine may still write there; and a registration is not taken back in the middle of a session. */
-START_TEST(a_registered_block_that_is_withdrawn_stays_until_the_session_ends)
+/* The engine may still write there. */
+START_TEST(a_registered_block_that_is_withdrawn_stays_mapped)
 {
     struct client_staging *staging;
     struct client_staging_block *block;
@@ -886,53 +893,72 @@ START_TEST(a_registered_block_that_is_withdrawn_stays_until_the_session_ends)
     pthread_mutex_lock(&session->link.mutex);
     ck_assert_int_eq(client_staging_get(staging, MANY * sizeof(float), "test", &block), HVD_OK);
     void *memory = block->address;
+    uint64_t id = registered(memory);
+    ck_assert_uint_ne(id, 0);
     client_staging_withdraw(staging, block);
     client_staging_put(staging, block);
     ck_assert_ptr_null(staging->regions);
     ck_assert_uint_eq(staging->idle_bytes, 0);
     pthread_mutex_unlock(&session->link.mutex);
-    ck_assert_uint_ne(registered(memory), 0);
+    expect_left(memory, id);
     tear_down_fake();
-    ck_assert_uint_eq(registered(memory), 0);
+    expect_left(memory, id);
 }
 END_TEST
 
-/* While a stream may wait for a worker, close does not wait for that stream. */
-START_TEST(after_a_dead_engine_a_block_stays_registered_until_a_later_close)
+/* A stream of the process may stand for ever, at words of another session or of its own. */
+START_TEST(closing_waits_for_no_stream)
 {
-    hvi_cu_ptr base;
     load("", "");
-    start(HVI_FEATURE_DEVICE, NULL);
-    base = reserve(1);
-    map_chunk(base, 0, 0); /* without a handle */
-    void *block = run_staged(floats(base, 0, 0));
-    lose_engine();
-    session->memory.device->lost_ns = hvi_deadline_after(20 * HVI_NS_MS);
-    hvd_close(session);
+    start(0, "staged");
+    void *block = run_staged(alloc(MANY * sizeof(float)));
+    uint64_t id = registered(block);
+    _Atomic uint64_t *gate = close_gate();
+    tear_down_fake();
     ck_assert_int_eq(cuda.stream_query(stream), HVI_CU_NOT_READY);
-    ck_assert_uint_ne(registered(block), 0);
-    session = hvt_fake_open(fake);
-    nap(25);
-    hvd_session_status(session); /* which releases the stream */
+    expect_left(block, id);
+    open_gate(gate);
     ck_assert(stream_ends());
-    tear_down_fake();
-    ck_assert_uint_eq(registered(block), 0);
 }
 END_TEST
 
-START_TEST(no_more_than_the_bound_is_registered)
+/* Another thread's capture would end by it. */
+START_TEST(a_block_is_registered_while_a_stream_is_captured_in_global_mode)
 {
+    int (*begin)(hvi_cu_stream, int), mode = HVI_CU_CAPTURE_RELAXED;
     load("", "");
-    size_t bytes = CLIENT_DEVICE_PINNED;
-    char *memory = mmap(NULL, 2 * bytes, PROT_READ | PROT_WRITE,
+    start(0, "staged");
+    void *symbol = dlsym(cuda.library, "cuStreamBeginCapture_v2");
+    memcpy(&begin, &symbol, sizeof(begin));
+    ck_assert_int_eq(begin(stream, FAKE_CAPTURE_GLOBAL), 0);
+    ck_assert_uint_ne(registered(run_staged(alloc(MANY * sizeof(float)))), 0);
+    ck_assert_int_eq(cuda.capture_mode(&mode), 0);
+    ck_assert_int_eq(mode, FAKE_CAPTURE_GLOBAL); /* as before */
+    tear_down_fake();
+}
+END_TEST
+
+static char *reserve_host(size_t bytes)
+{
+    char *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     ck_assert_ptr_ne(memory, MAP_FAILED);
+    return memory;
+}
+
+/* Of all sessions of the process, also of those that are closed: what comes then is copied as it is. */
+START_TEST(no_more_than_the_bound_is_registered)
+{
+    size_t bytes = CLIENT_DEVICE_PIN_MAX, used = 0;
+    load("", "");
+    char *memory = reserve_host(CLIENT_DEVICE_PINNED + bytes);
     ck_assert(!client_device_pin(0, memory, bytes + 1));
-    ck_assert(client_device_pin(0, memory, bytes));
-    ck_assert(!client_device_pin(0, memory + bytes, 1));
-    ck_assert(client_device_unpin(0, memory, bytes));
-    ck_assert(!client_device_unpin(0, memory, bytes)); /* the driver has it not */
-    ck_assert(client_device_pin(0, memory + bytes, 1));
+    for (; used < CLIENT_DEVICE_PINNED; used += bytes)
+        ck_assert(client_device_pin(0, memory + used, bytes));
+    ck_assert(!client_device_pin(0, memory + used, 1));
+    start(0, "staged");
+    ck_assert_uint_eq(registered(run_staged(alloc(MANY * sizeof(float)))), 0);
+    tear_down_fake();
 }
 END_TEST
 
@@ -1139,10 +1165,11 @@ int main(void)
     tcase_add_test(tcase, a_worker_that_does_not_come_is_told_in_hvdds_words);
     tcase_add_test(tcase, memory_that_the_worker_does_not_let_go_of_is_said_to_be_open);
     tcase_add_test(tcase, staged_tensors_are_copied_in_and_out);
-    tcase_add_test(tcase, a_staging_block_is_registered_once_and_given_back_with_the_session);
+    tcase_add_test(tcase, a_staging_block_is_registered_once_and_stays_so_after_its_session);
     tcase_add_test(tcase, a_driver_that_registers_no_memory_makes_no_difference);
-    tcase_add_test(tcase, a_registered_block_that_is_withdrawn_stays_until_the_session_ends);
-    tcase_add_test(tcase, after_a_dead_engine_a_block_stays_registered_until_a_later_close);
+    tcase_add_test(tcase, a_registered_block_that_is_withdrawn_stays_mapped);
+    tcase_add_test(tcase, closing_waits_for_no_stream);
+    tcase_add_test(tcase, a_block_is_registered_while_a_stream_is_captured_in_global_mode);
     tcase_add_test(tcase, no_more_than_the_bound_is_registered);
     tcase_add_test(tcase, a_stage_whose_op_fails_leaves_the_output_alone);
     tcase_add_test(tcase, own_memory_outlives_sessions_and_is_free_after_them);
