@@ -229,8 +229,8 @@ static int send_pieces(struct client_device *device, struct client_device_memory
     }
 }
 
-int client_device_register(struct client_device *device, struct client_device_memory *memory,
-                           const char *what, uint32_t *region_p)
+static int make_known(struct client_device *device, struct client_device_memory *memory,
+                      const char *what, uint32_t *region_p)
 {
     struct piece piece;
     int rc = check_engine(device, memory, what);
@@ -251,6 +251,24 @@ int client_device_register(struct client_device *device, struct client_device_me
     rc = send_pieces(device, memory, &piece, what, region);
     if (rc == HVD_OK)
         *region_p = region;
+    return rc;
+}
+
+/* Whether a worker can open them is not known before it tries: it may lack the channel, the driver's call or be too old. */
+static void give_fabric_up(struct client_device *device, struct client_device_memory *memory)
+{
+    client_control_lock(device->link);
+    device->no_fabric = true;
+    client_control_unlock(device->link);
+    memory->kind = CLIENT_DEVICE_UNSHARED;
+}
+
+int client_device_register(struct client_device *device, struct client_device_memory *memory,
+                           const char *what, uint32_t *region_p)
+{
+    int rc = make_known(device, memory, what, region_p);
+    if ((rc == HVD_ERR_UNSUPPORTED || rc == HVD_ERR_INVALID) && memory->handle == HVI_DEVICE_FABRIC)
+        give_fabric_up(device, memory);
     return rc;
 }
 

@@ -141,6 +141,7 @@ struct client_device {
     bool page_known;    /* to the engine */
     hvi_cu_ptr address; /* of the page for streams; 0: not registered yet */
     bool imported;      /* an allocation was: a worker is there */
+    bool no_fabric;     /* fabric handles were refused */
     bool poisoned;
     uint64_t lost_ns; /* the engine is lost: then .done is stored here; 0: it is not */
     uint32_t fresh;   /* cells never used start here */
@@ -157,7 +158,8 @@ void client_device_free(struct client_device *device);
 
 /* Makes the fence page known to the engine, and the allocation: *region_p. Waits for Acks, 35 seconds at most. HVD_ERR_UNSUPPORTED:
  * the engine, hvdd or the worker has said why, or the driver makes no handle, or there are too many chunks: .kind is
- * CLIENT_DEVICE_UNSHARED then; or others, with the last error set. */
+ * CLIENT_DEVICE_UNSHARED then; or others, with the last error set. After a refusal of fabric handles,
+ * HVD_ERR_INVALID too, .kind is so as well, and no later ones need be tried. */
 int client_device_register(struct client_device *device, struct client_device_memory *memory,
                            const char *what, uint32_t *region_p);
 

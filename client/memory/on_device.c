@@ -197,11 +197,12 @@ static int stage(struct client_memory *memory, const struct client_device_memory
     return HVD_OK;
 }
 
-/* An engine of before takes no fabric handles. */
+/* An engine of before takes no fabric handles, and some workers cannot open them. */
 static void check_handle(const struct client_memory *memory, struct client_device_memory *known)
 {
-    if (known->kind == CLIENT_DEVICE_SHARED && known->handle == HVI_DEVICE_FABRIC &&
-        !client_control_takes_fabric(memory->link))
+    bool takes =
+        client_control_takes_fabric(memory->link) && !(memory->device && memory->device->no_fabric);
+    if (known->kind == CLIENT_DEVICE_SHARED && known->handle == HVI_DEVICE_FABRIC && !takes)
         known->kind = CLIENT_DEVICE_UNSHARED;
 }
 
@@ -225,13 +226,14 @@ static int use(struct client_memory *memory, struct client_device_memory *known,
             "give NULL",
             what, which, operand->data);
     if (known->kind == CLIENT_DEVICE_UNSHARED)
-        return client_error(HVD_ERR_UNSUPPORTED,
-                            "%s: %s (%p) lies in device memory %s; allocate "
-                            "it by cudaMalloc, or submit it without a stream, so that it is copied",
-                            what, which, operand->data,
-                            known->handle == HVI_DEVICE_FABRIC
-                                ? "that has fabric handles alone, which this engine does not take"
-                                : "that no other process can open");
+        return client_error(
+            HVD_ERR_UNSUPPORTED,
+            "%s: %s (%p) lies in device memory %s; allocate "
+            "it by cudaMalloc, or submit it without a stream, so that it is copied",
+            what, which, operand->data,
+            known->handle == HVI_DEVICE_FABRIC
+                ? "that has fabric handles alone, which the engine or its worker cannot open"
+                : "that no other process can open");
     struct client_memory_row *row = row_of(memory, known);
     int rc = HVD_OK;
     if (row)

@@ -261,14 +261,26 @@ def test_memory_in_chunks_takes_part_in_streams(daemon, memory):
     job.close()
 
 
-def test_fabric_handles_that_the_worker_may_not_open_are_refused_by_a_sentence():
+def test_fabric_handles_that_the_worker_may_not_open_are_copied_or_refused_by_a_sentence():
     if REAL:
         pytest.skip("needs the fake driver")
-    with gpus("devices=1", *REFUSED, faults="hvdd-gpu/no-imex") as daemon:
+    with gpus("devices=1", *REFUSED, faults="hvdd-gpu/no-imex@1") as daemon:
         job = Job(daemon, 2)
-        text = refuse(job.ranks[0], memory="fabric")
-        assert "CUDA_ERROR_NOT_PERMITTED" in text and "IMEX channel" in text and "HVD_GPU=staged" in text, text
+        for elements in (64, 200_000):
+            reduce_on(job, [0, 0], elements, memory="fabric")
+        inputs = inputs_of(2, 64)
+        stream = job.ranks[0].ask("stream", gpu=0)["stream"]
+        ops = [job.ranks[0].submit("allreduce", dtype="int32", dims=[64], data=inputs[0], reduce_op="sum", memory="fabric")]
+        text = refuse(job.ranks[0], memory="fabric", stream=stream)
+        assert "fabric handles alone" in text, text
+        job.ranks[0].ask("drain", stream=stream)  # before its memory is unmapped
+        ops.append(job.ranks[1].submit("allreduce", dtype="int32", dims=[64], data=inputs[1], reduce_op="sum", memory="fabric"))
+        for rank, op in zip(job.ranks, ops):
+            assert rank.outcome(op).data == arith.allreduce(INT32, "sum", inputs)
         reduce_on(job, [0, 0], memory="segment")
+        required = Job(daemon, 2, environment={"HVD_GPU": "required"})
+        text = refuse(required.ranks[0], memory="fabric")
+        assert "CUDA_ERROR_NOT_PERMITTED" in text and "IMEX channel" in text, text
         staged = Job(daemon, 2, environment=STAGED)
         reduce_on(staged, [0, 0], memory="fabric")
 

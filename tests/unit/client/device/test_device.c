@@ -411,6 +411,51 @@ START_TEST(chunks_with_fabric_handles_alone_go_by_these_and_others_by_descriptor
 }
 END_TEST
 
+/* What a worker without the channel, of another version or without the driver's call does, is known when it is asked, once. */
+START_TEST(fabric_handles_that_a_worker_refuses_are_a_copy_and_others_a_sentence)
+{
+    const int refusal = _i == 0 ? HVD_ERR_UNSUPPORTED : HVD_ERR_INVALID;
+    hvi_cu_ptr base = reserve(2);
+    struct hvd_op *op;
+    for (unsigned i = 0; i < 2; i++)
+        map_chunk(base, i, HVI_CU_HANDLE_FABRIC);
+    hvt_fake_refuse_devices(fake, refusal, "fabric handles need an IMEX channel");
+    if (_i == 2) { /* the stream's op is the first: it hears why */
+        ck_assert_int_eq(submit_on(floats(base, 0, 0), floats(base, 0, 0), COUNT, stream, &op),
+                         refusal);
+        ck_assert_ptr_nonnull(strstr(hvd_last_error(), "IMEX channel"));
+    }
+    for (unsigned i = 0; i < 2; i++) { /* of the second allocation no message is sent */
+        run_staged(floats(base, i, 0));
+        ck_assert_uint_eq(announced(), 1);
+    }
+    float *memory = floats(base, 1, 0);
+    ck_assert_int_eq(submit_on(memory, memory, COUNT, stream, &op), HVD_ERR_UNSUPPORTED);
+    ck_assert_ptr_nonnull(strstr(hvd_last_error(), "fabric handles alone"));
+    ck_assert_uint_eq(announced(), 1);
+    hvt_fake_refuse_devices(fake, HVD_OK, NULL); /* others go as ever */
+    memory = alloc(BYTES);
+    struct hvi_submission slot = submit(memory, memory, stream, &op);
+    ck_assert_uint_ne(slot.fence_turn, 0);
+    finish(op, &slot, HVD_OK);
+}
+END_TEST
+
+START_TEST(fabric_handles_are_asked_for_again_after_an_error_that_is_no_refusal)
+{
+    hvi_cu_ptr base = reserve(1);
+    struct hvd_op *op;
+    map_chunk(base, 0, HVI_CU_HANDLE_FABRIC);
+    float *memory = floats(base, 0, 0);
+    hvt_fake_refuse_devices(fake, HVD_ERR_NO_MEMORY, "out of memory");
+    ck_assert_int_eq(submit_on(memory, memory, COUNT, NULL, &op), HVD_ERR_NO_MEMORY);
+    hvt_fake_refuse_devices(fake, HVD_OK, NULL);
+    struct hvi_submission slot = submit(memory, memory, stream, &op);
+    ck_assert_uint_ne(slot.fence_turn, 0);
+    finish(op, &slot, HVD_OK);
+}
+END_TEST
+
 /* The first use of a handle is the creation, the second one the export. */
 START_TEST(a_fabric_handle_that_the_driver_refuses_is_a_sentence_or_a_copy)
 {
@@ -1157,6 +1202,9 @@ int main(void)
     tcase_add_checked_fixture(tcase, set_up_fabric, tear_down);
     tcase_add_test(tcase, chunks_without_handles_are_copied_or_refused);
     tcase_add_test(tcase, chunks_with_fabric_handles_alone_go_by_these_and_others_by_descriptors);
+    tcase_add_loop_test(
+        tcase, fabric_handles_that_a_worker_refuses_are_a_copy_and_others_a_sentence, 0, 3);
+    tcase_add_test(tcase, fabric_handles_are_asked_for_again_after_an_error_that_is_no_refusal);
     suite_add_tcase(suite, tcase);
     tcase = tcase_create("without");
     tcase_add_test(tcase, a_fabric_handle_that_the_driver_refuses_is_a_sentence_or_a_copy);
