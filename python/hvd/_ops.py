@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import threading
+import os
 import time
 import weakref
+from _thread import RLock
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -41,12 +42,18 @@ class Op:
         self.error = ""
         self.owns_result = owns_result
         self.name = name
-        self.claim = threading.RLock()
+        self.claim = RLock()
         _live[pointer] = weakref.ref(self)
         self.pointer = pointer  # last: Ctrl-C comes before, and submit() hands the op over, or after, and __del__ does
 
+    def unlock(self) -> None:
+        """In a forked child: threads of the parent may have had the locks."""
+        self.claim = RLock()
+
     def _finish(self, status: int) -> None:
         """Takes what a finished op has to say; releases it unless its result lies in the library's memory."""
+        if self.status != _native.INPROGRESS:
+            return  # a signal handler has waited for it
         self.status = status
         if status < 0:
             text = quick.hvd_op_error(self.pointer).decode("utf-8", "replace") or _native.last_error()
@@ -58,12 +65,13 @@ class Op:
         """Whether it is finished, successfully or not. Never waits for other ranks."""
         if self.status != _native.INPROGRESS:
             return True
-        if not self.claim.acquire(blocking=False):  # pylint: disable=consider-using-with
+        claim = self.claim
+        if not claim.acquire(False):
             return False  # another thread looks or waits
         try:
             return self._look()
         finally:
-            self.claim.release()
+            claim.release()
 
     def _look(self) -> bool:
         """poll(), by who has the claim."""
@@ -103,13 +111,14 @@ class Op:
 
     def wait_slice(self, nanoseconds: int) -> None:
         """Waits so long in the library; or, while another thread does, for that."""
-        if not self.claim.acquire(timeout=nanoseconds * 1e-9):  # pylint: disable=consider-using-with
+        claim = self.claim
+        if not claim.acquire(False) and not claim.acquire(True, nanoseconds * 1e-9):
             return
         try:
             if self.status == _native.INPROGRESS:
                 self._wait_slice(nanoseconds)
         finally:
-            self.claim.release()
+            claim.release()
 
     def _wait_slice(self, nanoseconds: int) -> None:
         self.session.enter()
@@ -158,6 +167,14 @@ def options(prescale: float, postscale: float, process_set: int, stream: int | N
 
 def _unreleased() -> list[Op]:
     return [op for op in [reference() for reference in list(_live.values())] if op is not None]
+
+
+def _unlock_all() -> None:
+    for op in _unreleased():
+        op.unlock()
+
+
+os.register_at_fork(after_in_child=_unlock_all)
 
 
 def _make_room(session: Session, status: int) -> None:

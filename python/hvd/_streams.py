@@ -17,6 +17,7 @@ from __future__ import annotations
 import collections
 import os
 import time
+from _thread import RLock
 from collections.abc import Callable
 from typing import Any
 
@@ -35,23 +36,40 @@ _unseen: collections.deque[StreamOp] = collections.deque()
 
 class StreamOp(_ops.Op):
     """An op that takes part in a stream. Made by submit()."""
-    __slots__ = ("current",)
+    __slots__ = ("current", "freeing")
     current: Callable[[], int]
+
+    def __init__(self, *arguments: Any) -> None:
+        self.freeing = RLock()  # a wait of a stream needs the op as it is, but not the claim, which threads have while they wait
+        super().__init__(*arguments)
+
+    def unlock(self) -> None:
+        self.freeing = RLock()
+        super().unlock()
+
+    def release(self) -> None:
+        with self.freeing:
+            super().release()
 
     def wait(self) -> None:
         """Lets the current stream wait for it, and returns at once. HorovodInternalError: it, or one before it, is
         known to have failed."""
         look()
-        with self.claim:
-            if not self.poll():
-                self.session.enter()
-                try:
-                    _native.check(lib.hvd_op_stream_wait(self.pointer, self.current()))
-                finally:
-                    self.session.leave()
-                _unseen.append(self)
+        if not self.poll():
+            with self.freeing:
+                self._wait_in_stream()
         if self.status < 0:
             raise HorovodInternalError(self.error)
+
+    def _wait_in_stream(self) -> None:
+        if self.pointer is None:
+            return  # another thread has seen it finished meanwhile
+        self.session.enter()
+        try:
+            _native.check(lib.hvd_op_stream_wait(self.pointer, self.current()))
+        finally:
+            self.session.leave()
+        _unseen.append(self)
 
 
 def look() -> None:

@@ -313,6 +313,8 @@ def check_futures_that_wait_for_others() -> None:
     import torch.distributed as dist
 
     import hvd.torch  # noqa: F401 pylint: disable=unused-import
+    from hvd.torch import _work
+    _work._PATIENCE_S = 0.05  # a second, for each of the waits here that no thread can know of
     dist.init_process_group("hvd")
 
     def started(count: int) -> list:
@@ -419,8 +421,93 @@ def check_barriers() -> None:
     dist.send(torch.ones(1), 1 - rank)  # after the barrier, which does not wait for the message
     message.wait()
     assert received.item() == 1.0
-    assert not dist.distributed_c10d._get_default_group()._under_way
+    group = dist.distributed_c10d._get_default_group()
+    assert not group._under_way
+    check_failed_end_before_barrier(group)
+    check_late_before_barrier(group)
+    check_barrier_in_handler(group)
     dist.destroy_process_group()
+
+
+def check_failed_end_before_barrier(group) -> None:
+    import torch.distributed as dist
+    dist.all_reduce(torch.ones(1).expand(4), async_op=True)  # the copy at its end fails
+    group.start_coalescing()
+    group.barrier()
+    whole = group.end_coalescing()
+    assert len(whole.before) == 1
+    whole.wait()
+    assert not group._under_way
+    dist.all_reduce(torch.ones(1).expand(4), async_op=True)
+    dist.barrier()
+
+
+def check_late_before_barrier(group) -> None:
+    """Rank 1 calls an all_reduce after all else: rank 0 keeps little meanwhile, and knows what it waits for."""
+    from datetime import timedelta
+
+    import torch.distributed as dist
+
+    from hvd._native import lib
+    if dist.get_rank() == 1:
+        for _ in range(100):
+            dist.broadcast(torch.ones(1), 0)
+        for _ in range(2):
+            dist.barrier()
+        dist.all_reduce(torch.ones(1))
+        return
+    late = dist.all_reduce(torch.ones(1), async_op=True)
+    for _ in range(100):
+        lib.hvd_wait(dist.broadcast(torch.ones(1), 0, async_op=True).ops[0].pointer, -1)
+        assert len(group._under_way) <= 10
+    barrier = dist.barrier(async_op=True)
+    lib.hvd_wait(barrier.ops[0].pointer, -1)
+    with pytest.raises(RuntimeError, match="barrier: .*has not called the all_reduce before it"):
+        barrier.wait(timedelta(milliseconds=1))
+    with pytest.raises(RuntimeError, match="all_reduce: .*has not called it"):
+        late.wait(timedelta(milliseconds=1))
+    dist.barrier()  # which no longer waits for it
+    late.wait()
+
+
+def check_barrier_in_handler(group) -> None:
+    """While the thread waits for an all_reduce, which the barrier has to wait for as well. A child that is forked meanwhile
+    may look at its op."""
+    import os
+    import signal
+    import threading
+    import time
+
+    import torch.distributed as dist
+    store = dist.distributed_c10d._get_default_store()
+    if dist.get_rank() == 1:
+        store.wait(["forked"])
+        dist.all_reduce(torch.ones(1))
+        dist.barrier()
+        return
+
+    def is_taken(lock) -> bool:
+        free = lock.acquire(blocking=False)
+        if free:
+            lock.release()
+        return not free
+
+    def interrupt() -> None:
+        while not any(is_taken(op.claim) for work in list(group._under_way.values()) for op in work.ops):
+            time.sleep(0.001)
+        op, = next(iter(group._under_way.values())).ops
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if not is_taken(op.claim) else 1)
+        statuses.append(os.waitpid(child, 0)[1])
+        os.kill(os.getpid(), signal.SIGUSR1)
+    signal.signal(signal.SIGUSR1, lambda *_: (store.set("forked", "1"), dist.barrier(), statuses.append(0)))
+    statuses: list[int] = []
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    dist.all_reduce(torch.ones(1))
+    thread.join()
+    assert statuses == [0, 0]
 
 
 def test_a_barrier_is_behind_collectives_whose_handles_are_dropped(ranks):

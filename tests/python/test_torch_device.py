@@ -5,6 +5,7 @@ import logging
 import os
 import pathlib
 import signal
+import threading
 import time
 
 import pytest
@@ -92,7 +93,7 @@ def check_sets(hvd, cuda):
 def check_no_call_waits_for_a_device(hvd, cuda):
     """Rank 0 goes on while rank 1 has not come yet; the same name again waits for the op before it."""
     import torch
-    from hvd import _streams
+    from hvd import _native, _ops, _streams
     cuda.eager = False
     mine = cuda.make((4,), torch.float32, 1.0)
     hvd.barrier()
@@ -107,6 +108,20 @@ def check_no_call_waits_for_a_device(hvd, cuda):
         hvd.synchronize(hvd.allreduce_async_(mine, op=hvd.Sum, name="ahead"))
     cuda.first.synchronize()
     assert mine.tolist() == [float(hvd.size() ** 4)] * 4
+    if hvd.rank() == 1:
+        hvd.barrier()
+    handle = hvd.allreduce_async_(mine, op=hvd.Sum, name="waited for")
+    if hvd.rank() == 0:  # nor for another thread, which waits for the same op
+        op, = [op for op in _ops._unreleased() if op.name and op.name.endswith(b"waited for")]
+        thread = threading.Thread(target=op.wait_here)
+        thread.start()
+        while op.claim.acquire(False):
+            op.claim.release()
+        op.wait()
+        assert op.status == _native.INPROGRESS
+        hvd.barrier()
+        thread.join()
+    hvd.synchronize(handle)
     cuda.eager = True
 
 

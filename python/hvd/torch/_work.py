@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import atexit
 import collections
+import contextlib
 import ctypes
 import itertools
 import os
 import threading
 import time
+from _thread import RLock
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -36,9 +38,8 @@ _NO_TIMEOUT = timedelta(0)
 #: How long the thread's wait lasts at most before it sees works that came meanwhile, should these be finished first.
 _SLICE_NS = 10_000_000
 _NAP_S = 0.0005
-_LEAST_S = 0.000_001  # that a wait takes: none is the group's timeout
 #: How long callbacks of one work may take before another thread sees to the works that are left.
-_PATIENCE_S = 0.01
+_PATIENCE_S = 1.0
 _END_SECONDS = 10  # for callbacks that still run when the interpreter ends
 
 
@@ -68,8 +69,8 @@ class Work(_Base):
         self.error: Exception | None = None
         self.source: int | None = None
         self.before = before
-        self.leave: Callable[[], object] | None = None  # called at the end
-        self._lock = threading.Lock()
+        self.registry: dict[int, Work] | None = None  # has it, by id(), until it is over or has been waited for in vain
+        self._lock = RLock()  # a signal handler may look at what its thread waits for
         self._over: threading.Event | None = None  # the thread that completes futures has it; set once the future is complete
         self._promise: Any = None
         self._devices: list[Any] = []
@@ -78,18 +79,23 @@ class Work(_Base):
     # ---- towards the end; the caller has the lock, or is the thread ----
 
     def _settle(self, error: Exception | None) -> None:
+        if self.done:
+            return
+        finish, self.finish = self.finish, None
         try:
-            if error is None and self.finish is not None:
-                self.finish()
+            if error is None and finish is not None:
+                finish()
         except Exception as failure:  # pylint: disable=broad-exception-caught
             error = failure
         self.error = error
-        self.finish = None
         self.ops = ()
         self.before = ()
         self.done = True
-        if self.leave is not None:
-            self.leave()
+        self._leave()
+
+    def _leave(self) -> None:
+        if self.registry is not None:
+            self.registry.pop(id(self), None)
 
     def look(self) -> bool:
         """Whether it is over, without waiting; settles it."""
@@ -113,8 +119,10 @@ class Work(_Base):
 
     def too_long(self, seconds: float) -> DistributedError:
         """What a wait of so many seconds in vain raises."""
+        late = next((work for work in self.before if not work.has_passed()), None)
+        it = f"the {late.what} before it" if late is not None and all(op.poll() for op in self.ops) else "it"
         return DistributedError(f"{self.what}: not finished after {seconds:g} s, the timeout of the process group or of "
-                                "this wait: some rank has not called it, or is slow; 'hvdctl stalls' shows which")
+                                f"this wait: some rank has not called {it}, or is slow; 'hvdctl stalls' shows which")
 
     def complete_future(self) -> None:
         """After the end: wakes who waits for it."""
@@ -129,45 +137,58 @@ class Work(_Base):
             self.error = self.error or failure  # of a device that has failed: torch cannot complete the future
             self._tell(None)
 
-    def _wait_here(self, seconds: float) -> None:
+    def _wait_here(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
         for op in self.ops:
             try:
                 if isinstance(op, StreamOp):
                     op.wait()
                 elif not op.wait_for(deadline - time.monotonic()):
-                    if not op.poll():
-                        raise self.too_long(seconds)
-                    op.wait()  # says how it has ended
-            except DistributedError:
-                raise
+                    op.wait_slice(2 * _SLICE_NS)  # it may be over, and another thread about to see that
+                    if not op.wait_for(0):
+                        return False
             except HorovodInternalError as error:
                 self._settle(DistributedError(str(error)))
-                return
-        for work in self.before:
-            if not work.let_pass(deadline - time.monotonic()):
-                raise self.too_long(seconds)
+                return True
+        if not all(work.let_pass(deadline - time.monotonic()) for work in self.before):
+            return False
         self._settle(None)
+        return True
+
+    def _await(self, seconds: float) -> bool:
+        """Blocks until it is over, well or not, and its future complete; False: not within so long."""
+        if self._over is None and not self.done:
+            if not self._lock.acquire(timeout=seconds):
+                return False
+            try:
+                if self._over is None and not self.done and not self._wait_here(seconds):
+                    return False
+            finally:
+                self._lock.release()
+        if self._over is not None and not self._over.is_set():  # DDP's reducer waits for the work, then asks its future for the value without a wait
+            _completer.waits()
+            return self._over.wait(seconds)
+        return True
 
     # ---- for a barrier behind it ----
 
     def has_passed(self) -> bool:
         """Whether it is over, well or not. What it copies to devices at its end is left to who waits for it, in whose stream
         the copies are. Never blocks."""
-        if _cuda_devices(self.outputs):
-            return self.done or all(op.poll() for op in self.ops)
-        return self.is_completed()
+        on_device = bool(_cuda_devices(self.outputs))
+        if not on_device:
+            self.is_completed()  # settles it, unless another thread has it
+        over = all(op.poll() for op in self.ops)  # that thread may be waiting for something else
+        return self.done or (on_device and over)
 
     def let_pass(self, seconds: float) -> bool:
-        """Blocks until it has passed; False: not within so long."""
+        """Blocks until it has passed; False: not within so long. How it ended its own wait() says."""
+        if not _cuda_devices(self.outputs):
+            return self._await(max(seconds, 0))
         deadline = time.monotonic() + seconds
-        try:
-            if not _cuda_devices(self.outputs):
-                return self.wait(timedelta(seconds=max(seconds, _LEAST_S)))
-            for op in self.ops:
+        for op in self.ops:
+            with contextlib.suppress(HorovodInternalError):
                 op.wait_for(deadline - time.monotonic())
-        except HorovodInternalError:
-            pass  # its own wait() says so
         return self.has_passed()
 
     # ---- torch.distributed.Work ----
@@ -175,18 +196,9 @@ class Work(_Base):
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
         """Blocks until it is over. DistributedError: it failed, or `timeout` (else the group's) has passed."""
         seconds = timeout.total_seconds() if timeout > _NO_TIMEOUT else self.seconds
-        if self._over is None and not self.done:
-            if not self._lock.acquire(timeout=seconds):  # pylint: disable=consider-using-with
-                raise self.too_long(seconds)
-            try:
-                if self._over is None and not self.done:
-                    self._wait_here(seconds)
-            finally:
-                self._lock.release()
-        if self._over is not None and not self._over.is_set():  # DDP's reducer waits for the work, then asks its future for the value without a wait
-            _completer.waits()
-            if not self._over.wait(seconds):
-                raise self.too_long(seconds)
+        if not self._await(seconds):
+            self._leave()  # no barrier needs to wait for it as long again
+            raise self.too_long(seconds)
         if self.error is not None:
             raise self.error
         return True
@@ -199,7 +211,7 @@ class Work(_Base):
                     self.look()
             finally:
                 self._lock.release()
-        return self.done if self._over is None else self.done and self._future.done()
+        return self.done and (self._over is None or self._over.is_set() or self._future.done())
 
     def is_success(self) -> bool:
         """Whether it is over and well."""
@@ -299,8 +311,13 @@ class _Completer:
             self._changed.notify_all()
             return
         thread = threading.Thread(target=self._run, name="hvd-futures", daemon=True)
-        self._threads.append(thread)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError:  # there can be no more threads now
+            if not self._threads:
+                raise
+        else:
+            self._threads.append(thread)
 
     def _takes_turn(self) -> bool:
         """Whether the thread, which is in no callback, has the turn now and something to do."""
@@ -315,8 +332,8 @@ class _Completer:
         return False
 
     def _rest(self) -> None:
-        """Until something changes, or callbacks of another thread have taken too long."""
-        watches = self._turn is not None and self._since is not None and bool(self._works or self._over)
+        """Until something changes, or callbacks of another thread may have taken too long."""
+        watches = self._turn is not None and bool(self._works or self._over)
         self._watching += watches
         self._changed.wait(_PATIENCE_S if watches else None)
         self._watching -= watches
@@ -324,21 +341,34 @@ class _Completer:
     # ---- the threads ----
 
     def _run(self) -> None:
-        while True:
+        try:
+            while self._does_something():
+                pass
+        finally:  # of an error, too: another thread goes on
             with self._changed:
-                while not self._ended and not self._takes_turn():
-                    self._rest()
-                if self._ended:
-                    return
-                works = [] if self._over else list(self._works)
-            if works:
-                self._look(works)
-            else:
-                self._complete_next()
+                self._threads.remove(threading.current_thread())
+                if self._turn == threading.get_ident():
+                    self._turn = None
+                self._go_on()
+
+    def _does_something(self) -> bool:
+        with self._changed:
+            while not self._ended and not self._takes_turn():
+                self._rest()
+            if self._ended:
+                return False
+            works = [] if self._over else list(self._works)
+        if works:
+            self._look(works)
+        else:
+            self._complete_next()
+        return True
 
     def _look(self, works: Sequence[tuple[Work, float]]) -> None:
-        _sleep([work for work, _ in works])
+        slept = _sleep([work for work, _ in works])
         over = [work for work, deadline in works if _is_over(work, deadline)]
+        if not over and not slept:
+            time.sleep(_NAP_S)  # other threads have what is left
         with self._changed:
             self._works = [entry for entry in self._works if entry[0] not in over]
             self._over.extend(over)
@@ -380,33 +410,33 @@ def _is_over(work: Work, deadline: float) -> bool:
     return True
 
 
-def _sleep(works: Sequence[Work]) -> None:
-    """Until one of the first session's ops that the works wait for is finished, or the slice is over."""
+def _sleep(works: Sequence[Work]) -> bool:
+    """Until one of the first session's ops that the works wait for is finished, or the slice is over. False: there is none."""
     waiting = [op for op in (_first_unfinished(work) for work in works) if op is not None]
     if not waiting:
-        return
+        return False
     session = waiting[0].session
     claimed = [op for op in waiting if op.session is session and op.claim.acquire(blocking=False)]
     try:
-        _sleep_on(session, [op.pointer for op in claimed if op.pointer is not None])
+        return _sleep_on(session, [op.pointer for op in claimed if op.status == _native.INPROGRESS])
     finally:
         for op in claimed:
             op.claim.release()
 
 
-def _sleep_on(session: Session, pointers: Sequence[int]) -> None:
+def _sleep_on(session: Session, pointers: Sequence[int | None]) -> bool:
     if not pointers:
-        time.sleep(_NAP_S)  # other threads, which need room, look at them
-        return
+        return False
     try:
         session.enter()
     except HorovodInternalError:
-        return
+        return False
     try:
         lib.hvd_wait_any((ctypes.c_void_p * len(pointers))(*pointers), len(pointers), _SLICE_NS,
                          ctypes.byref(ctypes.c_int()))
     finally:
         session.leave()
+    return True
 
 
 def _first_unfinished(work: Work) -> Op | None:

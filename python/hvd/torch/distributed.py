@@ -206,6 +206,7 @@ class _Group:
         self._kept: collections.deque[Work] = collections.deque()
         self._sequence = 0
         self._under_way: dict[int, Work] = {}  # collectives that no wait has seen finished, by id()
+        self._look_at = _KEPT  # when so many are, the group looks which are over
 
     # ---- the process set ----
 
@@ -326,7 +327,7 @@ class _Group:
         works, self._collected = self._collected or [], None
         whole = Work("coalesced", [op for work in works for op in work.ops],
                      [tensor for work in works for tensor in work.outputs], self._seconds,
-                     _all_of([work.finish for work in works]))
+                     _all_of([work.finish for work in works]), [one for work in works for one in work.before])
         return self._taken_in(whole, all(work.what not in _NOT_BEFORE_BARRIERS for work in works))
 
     def _work(self, what: str, ops: Any, outputs: Sequence[Any], opts: Any = None,
@@ -348,23 +349,21 @@ class _Group:
                 self._kept.popleft()
             self._kept.append(work)
         if before_barriers:
-            self._let_go_of_passed()
-            work.leave = partial(self._under_way.pop, id(work), None)
+            if len(self._under_way) > self._look_at:
+                self._let_go_of_passed()
+            work.registry = self._under_way
             self._under_way[id(work)] = work
         if torch.autograd._profiler_enabled() and all(tensor.is_cpu for tensor in outputs):  # pylint: disable=protected-access
             _record(work)
         return work
 
     def _let_go_of_passed(self) -> None:
-        """Of the works whose handles are dropped, at most _KEPT that are over keep their tensors."""
-        while len(self._under_way) > _KEPT:
-            try:
-                oldest = next(iter(self._under_way.values()))
-            except (RuntimeError, StopIteration):
-                return  # another thread does the same
-            if not oldest.has_passed():
-                return
-            self._under_way.pop(id(oldest), None)
+        """Works whose handles are dropped keep their tensors no longer than until the group looks the next time. It does so
+        when they have doubled, so a work is looked at once or twice however many are under way."""
+        for work in list(self._under_way.values()):
+            if work.has_passed():
+                self._under_way.pop(id(work), None)
+        self._look_at = max(_KEPT, 2 * len(self._under_way))
 
     def _group(self, function: Any, keep: Any, given: Sequence[bytes], wanted: Sequence[bytes], *rest: Any,
                prescale: float = 1.0) -> list[_ops.Op]:
