@@ -111,16 +111,22 @@ def check_no_call_waits_for_a_device(hvd, cuda):
     if hvd.rank() == 1:
         hvd.barrier()
     handle = hvd.allreduce_async_(mine, op=hvd.Sum, name="waited for")
-    if hvd.rank() == 0:  # nor for another thread, which waits for the same op
+    if hvd.rank() == 0:  # nor for another thread, which is in the library with the same op
         op, = [op for op in _ops._unreleased() if op.name and op.name.endswith(b"waited for")]
-        thread = threading.Thread(target=op.wait_here)
+        claimed, waited, in_time = threading.Event(), threading.Event(), []
+
+        def claim():
+            with op.claim:
+                claimed.set()
+                in_time.append(waited.wait(10))
+        thread = threading.Thread(target=claim)
         thread.start()
-        while op.claim.acquire(False):
-            op.claim.release()
+        claimed.wait()
         op.wait()
-        assert op.status == _native.INPROGRESS
-        hvd.barrier()
+        waited.set()
         thread.join()
+        assert in_time == [True] and op.status == _native.INPROGRESS
+        hvd.barrier()
     hvd.synchronize(handle)
     cuda.eager = True
 

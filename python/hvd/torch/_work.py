@@ -165,7 +165,8 @@ class Work(_Base):
                     return False
             finally:
                 self._lock.release()
-        if self._over is not None and not self._over.is_set():  # DDP's reducer waits for the work, then asks its future for the value without a wait
+        # DDP's reducer waits for the work, then asks its future for the value without a wait.
+        if self._over is not None and not self._over.is_set():
             _completer.waits()
             return self._over.wait(seconds)
         return True
