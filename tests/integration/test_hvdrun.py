@@ -632,7 +632,7 @@ def test_jobs_go_on_when_the_private_daemon_dies(launcher):
     daemon = [pid for pid, line in launcher.processes().items() if line.split()[0].endswith("/hvdd")]
     os.kill(daemon[0], signal.SIGKILL)
     out, err = process.communicate(timeout=scaled(20))
-    assert process.returncode == 0 and out.count(b":done\n") == 2
+    assert process.returncode == 0 and out.count(b":done\n") == 2, (process.returncode, out, err)
     assert "the private hvdd" in err.decode() and "SIGKILL" in err.decode()
 
 
