@@ -95,6 +95,13 @@ START_TEST(without_a_name_it_is_python3_of_the_path)
 }
 END_TEST
 
+/* The worker beside this program is asked then, and there is none. */
+START_TEST(without_hvdd_and_worker_there_is_no_nccl)
+{
+    ck_assert(!run_build_has_nccl("/nowhere"));
+}
+END_TEST
+
 START_TEST(the_lists_have_horovodruns_form)
 {
     char *printed = NULL;
@@ -122,6 +129,7 @@ int main(void)
     tcase_add_test(tests, a_long_answer_is_cut);
     tcase_add_test(tests, a_python_without_an_answer_is_named);
     tcase_add_test(tests, without_a_name_it_is_python3_of_the_path);
+    tcase_add_test(tests, without_hvdd_and_worker_there_is_no_nccl);
     tcase_add_test(tests, the_lists_have_horovodruns_form);
     suite_add_tcase(suite, tests);
     return hvt_run_suite(suite);

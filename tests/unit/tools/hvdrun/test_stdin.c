@@ -7,6 +7,9 @@
 
 #include <fcntl.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 static struct run_stdin input;
@@ -54,6 +57,34 @@ START_TEST(a_terminal_that_another_has_read_is_waited_for_without_an_end)
 }
 END_TEST
 
+/* The terminal becomes this process's own, which only a process that leads no group can have. */
+static int pass_on_a_line(void)
+{
+    char bytes[8];
+
+    if (setsid() < 0 || ioctl(terminal_fd, TIOCSCTTY, 0) != 0 || write(master_fd, "x\n", 2) != 2)
+        return 1;
+    run_stdin_handle(&input);
+    if (read(input.child_fd, bytes, sizeof bytes) != 2 || memcmp(bytes, "x\n", 2) != 0)
+        return 2;
+    if (write(master_fd, "\4", 1) != 1) /* Ctrl-D */
+        return 3;
+    run_stdin_handle(&input);
+    return run_stdin_poll(&input, 1).fd == -1 && input.pipe_fd == -1 ? 0 : 4;
+}
+
+START_TEST(a_line_in_the_foreground_is_passed_on_and_the_end_too)
+{
+    int status;
+    const pid_t pid = fork();
+
+    if (pid == 0)
+        exit(pass_on_a_line());
+    ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+    ck_assert_msg(WIFEXITED(status) && WEXITSTATUS(status) == 0, "status %d", status);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("tools/hvdrun/stdin");
@@ -61,6 +92,7 @@ int main(void)
     tcase_add_checked_fixture(tests, setup, teardown);
     tcase_add_test(tests, the_terminal_is_left_alone_in_the_background);
     tcase_add_test(tests, a_terminal_that_another_has_read_is_waited_for_without_an_end);
+    tcase_add_test(tests, a_line_in_the_foreground_is_passed_on_and_the_end_too);
     suite_add_tcase(suite, tests);
     return hvt_run_suite(suite);
 }
