@@ -319,14 +319,19 @@ def check_futures_that_wait_for_others() -> None:
 
     def started(count: int) -> list:
         return [dist.all_reduce(torch.ones(2), async_op=True) for _ in range(count)]
+    other = 1 - dist.get_rank()
 
-    def elsewhere(waits: object) -> object:
-        """As a callback: torch runs that of a future which is complete right here, where nobody would go on."""
-        return lambda _: threading.current_thread() is threading.main_thread() or waits()
-    first, = started(1)
-    future = first.get_future()
+    def futures_of_receipts(count: int) -> list:
+        return [dist.irecv(torch.zeros(2), other).get_future() for _ in range(count)]
+
+    def send(count: int) -> None:
+        dist.barrier()  # every callback is there: that of a future which is complete runs in the thread that gives it
+        for _ in range(count):
+            dist.send(torch.ones(2), other)
+    future, = futures_of_receipts(1)
     may_begin = threading.Event()
-    waits = future.then(elsewhere(lambda: may_begin.wait() and later.wait()))  # of a future that the callback has not asked for
+    waits = future.then(lambda _: may_begin.wait() and later.wait())  # of a future that the callback has not asked for
+    send(1)
     later = started(1)[0].get_future()
     may_begin.set()
     waits.wait()
@@ -340,8 +345,9 @@ def check_futures_that_wait_for_others() -> None:
     for waits in [futures[at].then(lambda _, at=at: futures[at + 1].wait()) for at in range(4)]:
         waits.wait()
     called = threading.Event()  # by who waits for a future, while a callback of another waits for that
-    futures = [work.get_future() for work in started(2)]
-    waits = futures[0].then(elsewhere(called.wait))
+    futures = futures_of_receipts(2)
+    waits = futures[0].then(lambda _: called.wait())
+    send(2)
     futures[1].wait()
     called.set()
     waits.wait()

@@ -674,7 +674,7 @@ class _Group:
 
     def barrier(self, opts: Any = None) -> Work:
         """Finished when every member has called it, and this one's collectives before it are finished, well or not."""
-        self._look_at = _KEPT
+        self._look_at = _KEPT  # what is under way now passes with the barrier
         op = _ops.submit(lib.hvd_barrier_async, None, None, _ops.options(1.0, 1.0, self._number()))
         return self._work("barrier", op, [], opts, before=list(self._under_way.values()))
 

@@ -821,3 +821,12 @@ void hvt_fake_refuse_regions(struct hvt_fake *fake, int status, const char *text
     fake->script.region_text = text;
     pthread_mutex_unlock(&fake->mutex);
 }
+
+void *hvt_space(size_t bytes)
+{
+    void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (base == MAP_FAILED)
+        hvi_assert_failed("address space", __FILE__, __LINE__);
+    return base;
+}

@@ -11,7 +11,6 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -983,20 +982,12 @@ START_TEST(a_block_is_registered_while_a_stream_is_captured_in_global_mode)
 }
 END_TEST
 
-static char *reserve_host(size_t bytes)
-{
-    char *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
-                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    ck_assert_ptr_ne(memory, MAP_FAILED);
-    return memory;
-}
-
 /* Of all sessions of the process, also of those that are closed: what comes then is copied as it is. */
 START_TEST(no_more_than_the_bound_is_registered)
 {
     size_t bytes = CLIENT_DEVICE_PIN_MAX, used = 0;
     load("", "");
-    char *memory = reserve_host(CLIENT_DEVICE_PINNED + bytes);
+    char *memory = hvt_space(CLIENT_DEVICE_PINNED + bytes);
     ck_assert(!client_device_pin(0, memory, bytes + 1));
     for (; used < CLIENT_DEVICE_PINNED; used += bytes)
         ck_assert(client_device_pin(0, memory + used, bytes));

@@ -298,21 +298,12 @@ START_TEST(without_the_right_it_is_copied_and_that_is_said_once)
 }
 END_TEST
 
-/* Address space, of which no page is touched. */
-static void *space(size_t bytes)
-{
-    void *base = mmap(NULL, bytes, PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    ck_assert_ptr_ne(base, MAP_FAILED);
-    return base;
-}
-
 START_TEST(more_than_four_gigabytes_are_counted_in_full)
 {
     const int64_t count = (INT64_C(5) << 30) / 4 + 3; /* of float32 */
     const uint64_t bytes = (uint64_t)count * 4;
     struct hvd_op *op;
-    void *huge = space(bytes);
+    void *huge = hvt_space(bytes);
     struct hvi_submission slot = submit(huge, huge, HVD_FLOAT32, count, &op);
     ck_assert_uint_eq(slot.count, (uint64_t)count);
     ck_assert_uint_eq(slot.out_capacity, bytes);
