@@ -18,7 +18,7 @@ SOCKETS = {"attach": 0o666, "admin": 0o666, "engine": 0o600, "gate": 0o600, "gpu
 pytestmark = pytest.mark.limit(180)
 # Of hvd-perf. A job's time in seconds is not for --seconds to say: its guess is wrong on a busy machine.
 SHORT = ["-c", "-b", "4", "-e", "1M", "-f", "512", "-i", "3"]
-STEADY = ["-b", "64K", "-e", "64K", "-i", "1000000"]  # ends when it is told to
+STEADY = ["-b", "4M", "-e", "4M", "-i", "1000000"]  # for minutes: ends when it is told to
 IDLE = ["--idle", "5"]  # ends well after five seconds
 
 
