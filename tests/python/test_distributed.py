@@ -546,6 +546,36 @@ def test_a_profiler_leaves_the_parts_of_coalesced_works_alone(ranks):
     ranks(2, check_profiled_coalescing)
 
 
+def check_profiled_ends() -> None:
+    import torch.distributed as dist
+
+    import hvd.torch  # noqa: F401 pylint: disable=unused-import
+    dist.init_process_group("hvd")
+    for _ in range(50):
+        with torch.autograd.profiler.profile() as seen:
+            for _ in range(3):
+                dist.all_reduce(torch.ones(4), async_op=True).wait()
+        events = [event for event in seen.function_events if event.name == "hvd:all_reduce"]
+        assert len(events) == 3 and all(event.is_async for event in events)  # begun here, ended by another thread
+    store = dist.distributed_c10d._get_default_store()
+    late = torch.ones(4)
+    with torch.autograd.profiler.profile():
+        if dist.get_rank() == 0:
+            work = dist.all_reduce(late, async_op=True)
+    if dist.get_rank() == 0:
+        store.set("profiler has stopped", "")
+    else:
+        store.wait(["profiler has stopped"])
+        work = dist.all_reduce(late, async_op=True)
+    work.wait()
+    assert late.tolist() == [2.0] * 4
+    dist.destroy_process_group()
+
+
+def test_who_has_waited_may_stop_the_profiler(ranks):
+    ranks(2, check_profiled_ends)
+
+
 def check_late_waits() -> None:
     import torch.distributed as dist
 

@@ -30,7 +30,7 @@ from hvd._ops import Op
 from hvd._session import Session
 from hvd._streams import StreamOp
 from hvd.exceptions import HorovodInternalError
-from hvd.torch import _cuda
+from hvd.torch import _cuda, _profile
 
 _Base: Any = getattr(dist, "Work", None) or dist._Work  # pylint: disable=protected-access
 _TorchError: Any = getattr(dist, "DistBackendError", RuntimeError)
@@ -75,6 +75,7 @@ class Work(_Base):
         self._promise: Any = None
         self._devices: list[Any] = []
         self._future: Any = None
+        self._event: _profile.Event | None = None
 
     # ---- towards the end; the caller has the lock, or is the thread ----
 
@@ -131,6 +132,7 @@ class Work(_Base):
                 _cuda.cuda.event(_cuda.cuda.stream(device)).synchronize()
         except Exception as failure:  # pylint: disable=broad-exception-caught
             self.error = self.error or failure
+        self._end_event()
         try:
             self._promise.set_result(None)
         except Exception as failure:  # pylint: disable=broad-exception-caught
@@ -247,12 +249,24 @@ class Work(_Base):
                 # Only what a callback raises is an error for C++, where DDP waits: set_exception() is known to Python alone.
                 self._future = self._promise.then(self._outcome)
                 if self.done:
+                    self._end_event()
                     self._promise.set_result(None)
                 else:
                     self._over = threading.Event()
                     self._future.add_done_callback(self._tell)  # before all others, which may wait for this work
                     _completer.add(self)
             return self._future
+
+    def record(self) -> None:
+        """Makes it an event of torch's profiler, which is over before anybody is told that the work is: who has waited for a
+        work may stop the profiler."""
+        self._event = _profile.Event(f"hvd:{self.what}")
+        self.get_future()
+
+    def _end_event(self) -> None:
+        event, self._event = self._event, None
+        if event is not None:
+            event.end()
 
     def _tell(self, _future: Any) -> None:
         assert self._over is not None

@@ -354,7 +354,7 @@ class _Group:
             work.registry = self._under_way
             self._under_way[id(work)] = work
         if torch.autograd._profiler_enabled() and all(tensor.is_cpu for tensor in outputs):  # pylint: disable=protected-access
-            _record(work)
+            work.record()
         return work
 
     def _let_go_of_passed(self) -> None:
@@ -980,13 +980,6 @@ def _all_of(finishes: Sequence[Callable[[], None] | None]) -> Callable[[], None]
         for one in wanted:
             one()
     return finish if wanted else None
-
-
-def _record(work: Work) -> None:
-    """An event of torch's profiler from now to the work's end."""
-    event = torch.autograd.profiler.record_function(f"hvd:{work.what}")
-    event.__enter__()  # pylint: disable=unnecessary-dunder-call
-    event._call_end_callbacks_on_future(work.get_future())  # pylint: disable=protected-access
 
 
 # ---- making groups ----
