@@ -7,6 +7,7 @@
  * needed anyway: an allgather of one session may wait for memory that only a look at another session
  * gives (client_wait_progress). */
 #include "base/clock.h"
+#include "base/yield.h"
 #include "client/error.h"
 #include "client/session/enter.h"
 #include "client/session/session.h"
@@ -14,7 +15,6 @@
 #include "client/slots/watch.h"
 #include "client/wait/wait.h"
 
-#include <sched.h>
 #include <stdbool.h>
 
 #define MIXED_SLICE_NS (1ull * HVI_NS_MS)
@@ -137,8 +137,9 @@ static void rest_awake(struct wait_set *set, uint64_t deadline_ns)
         set->look = client_watch_wait(&op->session->slots, &set->watch, end_of_slice(deadline_ns));
         return;
     }
-    sched_yield();
-    if (++set->slots_seen < SLOT_ROUNDS || client_op_enter(op, set->what) != HVD_OK)
+    if (hvi_yield() && ++set->slots_seen < SLOT_ROUNDS)
+        return;
+    if (client_op_enter(op, set->what) != HVD_OK)
         return;
     client_wait_hand_over(op->session, op);
     client_session_leave(op->session);
