@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <ftw.h>
 #include <limits.h>
 #include <pthread.h>
 #include <signal.h>
@@ -26,6 +27,15 @@ static void path_of(const char *name, char *path_p)
     snprintf(path_p, 128, "%s/%s", dir, name);
 }
 
+static void set_options(void)
+{
+    hvd_options_init(&options);
+    options.rank = 0;
+    options.size = 1;
+    options.job = "auto";
+    options.timeout_ns = 5000000000;
+}
+
 static void set_up(void)
 {
     char program[PATH_MAX];
@@ -39,11 +49,7 @@ static void set_up(void)
     ck_assert_int_eq(setenv("HVDD_PROGRAM", program, 1), 0);
     unsetenv("HVD_ADDRESS");
     unsetenv("HVD_RENDEZVOUS");
-    hvd_options_init(&options);
-    options.rank = 0;
-    options.size = 1;
-    options.job = "auto";
-    options.timeout_ns = 5000000000;
+    set_options();
 }
 
 static void touch(const char *name)
@@ -284,8 +290,160 @@ START_TEST(a_directory_that_others_can_write_is_not_used)
 }
 END_TEST
 
-int main(void)
+/* ---- which program ---- */
+
+/* Another program with the library in it, away from the build's hvdd: this one, copied. */
+static const char elsewhere[] = "usr/lib/triplet/trainer";
+
+static int open_and_tell(void)
 {
+    struct hvd_session *session;
+    set_options();
+    printf("%d ", hvd_open(&options, &session));
+    printf("%s\n", hvd_last_error());
+    return EXIT_SUCCESS;
+}
+
+/* Creates a program in `runtime`, and the folders on the way. */
+static int create(const char *name, mode_t mode)
+{
+    char path[128];
+    int length = snprintf(path, sizeof path, "%s/", runtime);
+    snprintf(path + length, sizeof path - (size_t)length, "%s", name);
+    for (char *slash = strchr(path + length, '/'); slash; slash = strchr(slash + 1, '/')) {
+        *slash = '\0';
+        ck_assert(mkdir(path, 0700) == 0 || errno == EEXIST);
+        *slash = '/';
+    }
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
+    ck_assert_int_ge(fd, 0);
+    return fd;
+}
+
+/* One that ends at once: the sentence about that has its path. */
+static void create_hvdd(const char *name, mode_t mode)
+{
+    static const char script[] = "#!/bin/sh\nexit 1\n";
+    int fd = create(name, mode);
+    ck_assert_int_eq((int)write(fd, script, sizeof script - 1), (int)sizeof script - 1);
+    close(fd);
+}
+
+static void set_up_elsewhere(void)
+{
+    char bytes[65536];
+    ssize_t length;
+    set_up();
+    unsetenv("HVDD_PROGRAM");
+    int from = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
+    ck_assert_int_ge(from, 0);
+    int to = create(elsewhere, 0700);
+    while ((length = read(from, bytes, sizeof bytes)) > 0)
+        ck_assert_int_eq((int)write(to, bytes, (size_t)length), (int)length);
+    ck_assert_int_eq((int)length, 0);
+    close(from);
+    close(to);
+}
+
+static int remove_one(const char *path, const struct stat *st, int type, struct FTW *at)
+{
+    (void)st, (void)type, (void)at;
+    return remove(path);
+}
+
+static void tear_down_elsewhere(void)
+{
+    ck_assert_int_eq(nftw(runtime, remove_one, 8, FTW_DEPTH | FTW_PHYS), 0);
+}
+
+/* Of an hvd_open there, without HVDD_PROGRAM. */
+static void expect_said(int status, const char *words)
+{
+    char command[128], said[1024] = "", wanted[1024];
+    snprintf(command, sizeof command, "%s/%s --open", runtime, elsewhere);
+    FILE *stream = popen(command, "re");
+    ck_assert_ptr_nonnull(stream);
+    ck_assert_ptr_nonnull(fgets(said, sizeof said, stream));
+    ck_assert_int_eq(pclose(stream), 0);
+    snprintf(wanted, sizeof wanted, "%d hvd_open: %s\n", status, words);
+    ck_assert_str_eq(said, wanted);
+}
+
+static void expect_started(const char *name)
+{
+    char words[256];
+    snprintf(words, sizeof words, "the private hvdd (%s/%s) ended before it was ready", runtime,
+             name);
+    expect_said(HVD_ERR_NO_DAEMON, words);
+}
+
+static void expect_none_found(void)
+{
+    expect_said(HVD_ERR_NO_DAEMON,
+                "no hvdd runs and no hvdd program was found to start a private one; start one with "
+                "'systemctl start hvdd', run under hvdrun, or set HVD_ADDRESS or HVDD_PROGRAM");
+}
+
+START_TEST(without_a_program_a_sentence_says_what_to_do)
+{
+    static const char *const paths[] = {"", ":", "::/nonexistent:"};
+    create_hvdd("here/hvdd", 0700);
+    ck_assert_int_eq(chdir(runtime), 0);
+    ck_assert_int_eq(chdir("here"), 0); /* an empty part of PATH does not name it */
+    for (size_t i = 0; i < sizeof paths / sizeof paths[0]; i++) {
+        setenv("PATH", paths[i], 1);
+        expect_none_found();
+    }
+    unsetenv("PATH");
+    expect_none_found();
+    setenv("HVDD_PROGRAM", "", 1); /* as if it were not set */
+    expect_none_found();
+    ck_assert_int_eq(rmdir(dir), -1);
+    ck_assert_int_eq(errno, ENOENT);
+}
+END_TEST
+
+START_TEST(the_first_in_path_that_can_run_is_started)
+{
+    static char path[PATH_MAX + 512], name[PATH_MAX];
+    memset(name, 'x', sizeof name - 1);
+    close(create("folder/hvdd/file", 0600));
+    create_hvdd("plain/hvdd", 0600);
+    create_hvdd("second/hvdd", 0700);
+    snprintf(path, sizeof path, ":/%s:%s/folder:%s/plain", name, runtime, runtime);
+    setenv("PATH", path, 1);
+    expect_none_found();
+    snprintf(path + strlen(path), 256, ":%s/first:%s/second", runtime, runtime);
+    setenv("PATH", path, 1);
+    expect_started("second/hvdd");
+    create_hvdd("first/hvdd", 0700);
+    expect_started("first/hvdd");
+}
+END_TEST
+
+START_TEST(a_program_beside_the_library_goes_before_path)
+{
+    char path[128];
+    create_hvdd("path/hvdd", 0700);
+    snprintf(path, sizeof path, "%s/path", runtime);
+    setenv("PATH", path, 1);
+    expect_started("path/hvdd");
+    create_hvdd("usr/lib/triplet/hvdd", 0700);
+    expect_started("usr/lib/triplet/hvdd");
+    create_hvdd("usr/bin/hvdd", 0700);
+    expect_started("usr/bin/hvdd");
+    create_hvdd("usr/lib/bin/hvdd", 0700);
+    expect_started("usr/lib/bin/hvdd");
+    snprintf(path, sizeof path, "%s/path/hvdd", runtime);
+    setenv("HVDD_PROGRAM", path, 1);
+    expect_started("path/hvdd");
+}
+END_TEST
+
+int main(int argc, char **argv)
+{
+    if (argc == 2 && strcmp(argv[1], "--open") == 0)
+        return open_and_tell();
     Suite *suite = suite_create("client autostart");
     TCase *tcase = tcase_create("autostart");
     tcase_set_timeout(tcase, 60);
@@ -302,5 +460,11 @@ int main(void)
     tcase_add_test(tcase, a_named_address_starts_nothing);
     tcase_add_test(tcase, a_directory_that_others_can_write_is_not_used);
     suite_add_tcase(suite, tcase);
+    TCase *programs = tcase_create("programs");
+    tcase_add_checked_fixture(programs, set_up_elsewhere, tear_down_elsewhere);
+    tcase_add_test(programs, without_a_program_a_sentence_says_what_to_do);
+    tcase_add_test(programs, the_first_in_path_that_can_run_is_started);
+    tcase_add_test(programs, a_program_beside_the_library_goes_before_path);
+    suite_add_tcase(suite, programs);
     return hvt_run_suite(suite);
 }
