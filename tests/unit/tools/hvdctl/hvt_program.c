@@ -2,49 +2,17 @@
 #include "tests/unit/tools/hvdctl/hvt_program.h"
 
 #include "base/status.h"
-#include "tests/unit/hvt_listen.h"
 #include "tests/unit/hvt_main.h"
 #include "tests/unit/hvt_process.h"
 
-#include <pthread.h>
 #include <spawn.h>
-#include <zmq.h>
 
 #define WORDS_MAX 24
 
 char hvt_root[64];
-struct hvi_admin_request hvt_asked[HVT_LINES_MAX];
 int hvt_code;
 char hvt_out[32768], hvt_err[8192];
 const char *hvt_out_path, *hvt_in_path;
-
-#ifdef __SANITIZE_ADDRESS__
-/* libzmq loses messages that are on their way while a socket closes without linger, now and then. */
-#define LOSES_MESSAGES "leak:libzmq.so"
-
-__attribute__((visibility("default"))) const char *__lsan_default_suppressions(void);
-const char *__lsan_default_suppressions(void)
-{
-    return LOSES_MESSAGES;
-}
-
-/* Of hvdctl. */
-static void suppress_leaks(void)
-{
-    char options[128];
-    FILE *file = fopen(hvt_path("suppressions"), "we");
-    ck_assert_ptr_nonnull(file);
-    ck_assert_int_ge(fputs(LOSES_MESSAGES "\n", file), 0);
-    ck_assert_int_eq(fclose(file), 0);
-    snprintf(options, sizeof options, "suppressions=%s:print_suppressions=0",
-             hvt_path("suppressions"));
-    setenv("LSAN_OPTIONS", options, 1);
-}
-#else
-static void suppress_leaks(void)
-{
-}
-#endif
 
 void hvt_program_setup(void)
 {
@@ -54,7 +22,7 @@ void hvt_program_setup(void)
     setenv("XDG_RUNTIME_DIR", hvt_root, 1);
     setenv("LC_ALL", "C", 1);
     hvt_out_path = hvt_in_path = NULL;
-    suppress_leaks();
+    hvt_forgive_libzmq(hvt_root);
 }
 
 void hvt_program_teardown(void)
@@ -224,92 +192,14 @@ void hvt_expect_finding(const cJSON *document, const char *check, const char *re
     ck_assert_msg(strstr(string(object, "next"), next) != NULL, "%s", string(object, "next"));
 }
 
-/* ---- hvdd ---- */
+/* ---- with hvdd ---- */
 
-struct player {
-    void *context, *socket;
-    const struct hvt_line *lines;
-    size_t count;
-};
-
-/* As hvdd's gate, which is given the listening socket. */
-static void open_player(struct player *player)
+static void run_words(const void *words)
 {
-    char endpoint[128];
-    const int linger_ms = 0;
-    const int patience_ms = 20000;
-    const int fd = hvt_listen(hvt_root, "admin.sock", SOCK_STREAM);
-    player->context = zmq_ctx_new();
-    player->socket = zmq_socket(player->context, ZMQ_ROUTER);
-    ck_assert_int_eq(zmq_setsockopt(player->socket, ZMQ_USE_FD, &fd, sizeof fd), 0);
-    ck_assert_int_eq(zmq_setsockopt(player->socket, ZMQ_LINGER, &linger_ms, sizeof linger_ms), 0);
-    ck_assert_int_eq(zmq_setsockopt(player->socket, ZMQ_RCVTIMEO, &patience_ms, sizeof patience_ms),
-                     0);
-    snprintf(endpoint, sizeof endpoint, "ipc://%s/admin.sock", hvt_root);
-    ck_assert_int_eq(zmq_bind(player->socket, endpoint), 0);
-}
-
-/* The next question into *asked_p; who asks. */
-static int take_question(struct player *player, size_t line, unsigned char identity_p[64])
-{
-    unsigned char body[4096];
-    char complaint[256] = "";
-    const int bytes = zmq_recv(player->socket, identity_p, 64, 0);
-    ck_assert_msg(bytes > 0, "line %zu was not asked for", line);
-    ck_assert_int_eq(zmq_recv(player->socket, body, sizeof body, 0), 0); /* as of a REQ socket */
-    const int length = zmq_recv(player->socket, body, sizeof body, 0);
-    ck_assert_int_gt(length, 0);
-    ck_assert_msg(hvi_admin_request_decode(body, (size_t)length, &hvt_asked[line], complaint,
-                                           sizeof complaint) == HVI_OK,
-                  "%s", complaint);
-    ck_assert_int_eq(hvt_asked[line].kind, player->lines[line].kind);
-    return bytes;
-}
-
-static void answer(struct player *player, size_t line, const unsigned char *identity, int bytes)
-{
-    unsigned char *body;
-    size_t length;
-    struct hvi_admin_reply reply = player->lines[line].reply;
-    reply.protocol_version = HVI_PROTOCOL_VERSION;
-    reply.request = hvt_asked[line].request;
-    ck_assert_int_eq(hvi_admin_reply_encode(&reply, &body, &length), HVI_OK);
-    length -= player->lines[line].cut;
-    ck_assert_int_eq(zmq_send(player->socket, identity, (size_t)bytes, ZMQ_SNDMORE), bytes);
-    ck_assert_int_eq(zmq_send(player->socket, "", 0, ZMQ_SNDMORE), 0);
-    ck_assert_int_eq(zmq_send(player->socket, body, length, 0), (int)length);
-    free(body);
-}
-
-static void *play(void *context)
-{
-    struct player *player = context;
-    unsigned char identity[64];
-    for (size_t i = 0; i < player->count; i++) {
-        if (player->lines[i].silent) /* who does not wait long may not even have asked */
-            continue;
-        const int bytes = take_question(player, i, identity);
-        if (player->lines[i].gone) {
-            zmq_close(player->socket); /* and with it the listening socket */
-            player->socket = NULL;
-            return NULL;
-        }
-        answer(player, i, identity, bytes);
-    }
-    return NULL;
+    hvt_run(words);
 }
 
 void hvt_run_played(const struct hvt_line *lines, size_t count, const char *words)
 {
-    struct player player = {.lines = lines, .count = count};
-    pthread_t thread;
-    ck_assert_uint_le(count, HVT_LINES_MAX);
-    open_player(&player);
-    ck_assert_int_eq(pthread_create(&thread, NULL, play, &player), 0);
-    hvt_run(words);
-    ck_assert_int_eq(pthread_join(thread, NULL), 0);
-    if (player.socket != NULL)
-        zmq_close(player.socket);
-    zmq_ctx_term(player.context);
-    unlink(hvt_path("admin.sock"));
+    hvt_play(hvt_root, lines, count, run_words, words);
 }

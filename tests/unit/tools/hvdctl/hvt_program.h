@@ -1,38 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
- * hvdctl as a user starts it, beside a hvdd that a thread plays: it answers the questions that are asked of the admin
- * socket, one line of a script each. */
+ * hvdctl as a user starts it, beside a hvdd that a thread plays. */
 #ifndef HVT_TOOLS_HVDCTL_PROGRAM_H
 #define HVT_TOOLS_HVDCTL_PROGRAM_H
 
-#include "proto/wire.h"
+#include "tests/unit/tools/hvt_play.h"
 
 #include <cjson/cJSON.h>
 #include <stdbool.h>
 #include <sys/types.h>
 
-#define HVT_LINES_MAX 16
-
-/* What a hvdd of that version says of itself. */
-#define HVT_DAEMON(version_text)                                                                   \
-    {                                                                                              \
-        .version = version_text, .pid = 17, .state = "running", .runtime_dir = "/run/there"        \
-    }
-
-/* A question that is expected, and what becomes of it. */
-struct hvt_line {
-    enum hvi_admin_kind kind;
-    struct hvi_admin_reply reply;
-    size_t cut;  /* so many bytes are missing at the answer's end */
-    bool silent; /* no answer */
-    bool gone;   /* no answer, and hvdd is not there any more */
-};
-
-extern char hvt_root[64];                                 /* HVD_ADDRESS */
-extern struct hvi_admin_request hvt_asked[HVT_LINES_MAX]; /* by line */
-extern int hvt_code;                                      /* the exit status */
-extern char hvt_out[32768], hvt_err[8192];                /* what hvdctl has printed */
-extern const char *hvt_out_path;                          /* where stdout goes; NULL: to hvt_out */
-extern const char *hvt_in_path;                           /* stdin; NULL: nothing */
+extern char hvt_root[64];                  /* HVD_ADDRESS */
+extern int hvt_code;                       /* the exit status */
+extern char hvt_out[32768], hvt_err[8192]; /* what hvdctl has printed */
+extern const char *hvt_out_path;           /* where stdout goes; NULL: to hvt_out */
+extern const char *hvt_in_path;            /* stdin; NULL: nothing */
 
 void hvt_program_setup(void);
 void hvt_program_teardown(void);
