@@ -67,6 +67,24 @@ START_TEST(other_hosts_are_reached_by_the_command_in_place_of_ssh)
 }
 END_TEST
 
+START_TEST(interfaces_that_have_names_are_for_nccl_and_gloo_too)
+{
+    static const char script[] = "echo ${NCCL_SOCKET_IFNAME-none} ${HOROVOD_GLOO_IFACE-none}";
+    unsetenv("NCCL_SOCKET_IFNAME");
+    unsetenv("HOROVOD_GLOO_IFACE");
+    hvt_job_run(&job, "-np 2 --network-interfaces lo,eth9 " HERE, script);
+    expect_end(0);
+    EXPECT_OUT("[0]<stdout>:lo,eth9 lo\n");
+    EXPECT_OUT("[1]<stdout>:lo,eth9 lo\n");
+    hvt_job_run(&job, "-np 2 --network-interfaces 127.0.0.1,lo " HERE, script);
+    expect_end(0);
+    EXPECT_OUT("[1]<stdout>:none none\n");
+    hvt_job_run(&job, "-np 2 --network-interfaces ^eth9 " HERE, script);
+    expect_end(0);
+    EXPECT_OUT("[1]<stdout>:none none\n");
+}
+END_TEST
+
 START_TEST(many_hosts_are_reached_through_relays)
 {
     hvt_job_run(&job,
@@ -284,6 +302,7 @@ static TCase *make_good_case(void)
     tcase_add_test(tests, ranks_of_all_hosts_print_here);
     tcase_add_test(tests, what_is_typed_here_is_read_by_rank_0);
     tcase_add_test(tests, other_hosts_are_reached_by_the_command_in_place_of_ssh);
+    tcase_add_test(tests, interfaces_that_have_names_are_for_nccl_and_gloo_too);
     tcase_add_test(tests, many_hosts_are_reached_through_relays);
     tcase_add_test(tests, where_no_relay_starts_hosts_are_reached_directly);
     tcase_add_test(tests, a_dropped_connection_is_tried_again);
