@@ -35,7 +35,7 @@ QUARANTINE = [
     ("cuda.h", ["tests/gpu/probes/probe_cuda.h", "tests/unit/gpu/test_abi.c"]),
     ("nccl.h", ["tests/gpu/probes/probe_nccl.c", "tests/unit/gpu/test_abi.c"]),
     ("cuda_*16.h", ["tests/gpu/probes/kernels.cu"]),
-    ("uc[pst]/*", ["daemon/engine/exec/net_ucx.c"]),
+    ("uc[pst]/*", ["daemon/engine/exec/net_ucx.c", "tests/unit/engine/fake_ucp.c", "tests/unit/engine/test_ucx.c"]),
     # Nothing may include these: the product declares what it uses of CUDA itself (gpu/).
     ("cuda*.h", []),
     ("nccl*.h", []),
