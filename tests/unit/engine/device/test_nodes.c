@@ -712,6 +712,65 @@ START_TEST(a_replayed_work_of_several_nodes_on_one_gpu_is_refused)
 }
 END_TEST
 
+/* 0: two ranks have different GPUs here and the same one in the verdict; 1: the number is that of no worker; 2: a communicator
+ * has fewer ranks than there are GPUs. */
+START_TEST(gpus_that_cannot_work_together_are_told)
+{
+    static uint32_t homes[ENGINE_GPU_RANKS + 2], their_places[ENGINE_GPU_RANKS + 2];
+    static uint64_t theirs[ENGINE_GPU_RANKS + 2];
+
+    if (_i == 0)
+        op.in[1].worker = op.out[1].worker = 4;
+    if (_i == 1)
+        op.in[1].worker = op.out[1].worker = ENGINE_GPU_WORKERS;
+    for (uint32_t i = 0; _i == 2 && i < ENGINE_GPU_RANKS + 2; i++) {
+        homes[i] = i > 1;
+        their_places[i] = i > 1 ? i - 2 : i;
+        theirs[i] = i > 1 ? 200 + i : 100;
+    }
+    if (_i == 2) {
+        op.span.members = ENGINE_GPU_RANKS + 2;
+        op.span.home = homes;
+        op.span.place = their_places;
+        op.span.instances = theirs;
+    }
+    start();
+    ck_assert_uint_eq(rig.wanted, 0);
+    ck_assert_uint_eq(rig.posted, 1);
+    ck_assert_int_eq(op.batch.status, HVI_ERR_UNSUPPORTED);
+    ck_assert_str_eq(op.batch.text, "the GPUs of these operands cannot work together");
+}
+END_TEST
+
+START_TEST(a_work_for_a_worker_that_is_lost_fails_with_what_has_become_of_it)
+{
+    engine_gpu_backend_lost(rig.row, 3, "GPU 3: it has ended");
+    engine_gpu_backend_lost(rig.row, 3, "GPU 3: once more");
+    start();
+    ck_assert_uint_eq(rig.wanted, 0);
+    ck_assert_uint_eq(rig.posted, 1);
+    ck_assert_int_eq(op.batch.status, HVI_ERR_WORKER_LOST);
+    ck_assert_str_eq(op.batch.text, "GPU 3: it has ended");
+}
+END_TEST
+
+START_TEST(a_communicator_that_could_not_be_made_is_not_asked_for_again)
+{
+    start();
+    engine_gpu_backend_comm(rig.row, rig.comm.number + 1, HVI_ERR_LIMIT, "of another");
+    ck_assert_uint_eq(rig.posted, 0);
+    engine_gpu_backend_comm(rig.row, rig.comm.number, HVI_ERR_UNSUPPORTED, "no NCCL there");
+    ck_assert_uint_eq(rig.posted, 1);
+    op.batch = (struct engine_batch){.works = {&op.work}, .count = 1};
+    op.span.sequence = 10;
+    start();
+    ck_assert_uint_eq(rig.posted, 2);
+    ck_assert_uint_eq(rig.wanted, 1);
+    ck_assert_int_eq(op.batch.status, HVI_ERR_UNSUPPORTED);
+    ck_assert_str_eq(op.batch.text, "no NCCL there");
+}
+END_TEST
+
 START_TEST(the_first_node_is_not_believed_that_this_one_has_started_more_than_it_has)
 {
     be_one_of_three(false);
@@ -795,6 +854,9 @@ int main(void)
                    a_communicator_that_cannot_be_fails_a_tentative_work_when_all_have_started_it);
     tcase_add_loop_test(tcase, a_pack_fails_as_a_whole, 0, 3);
     tcase_add_test(tcase, a_replayed_work_of_several_nodes_on_one_gpu_is_refused);
+    tcase_add_loop_test(tcase, gpus_that_cannot_work_together_are_told, 0, 3);
+    tcase_add_test(tcase, a_work_for_a_worker_that_is_lost_fails_with_what_has_become_of_it);
+    tcase_add_test(tcase, a_communicator_that_could_not_be_made_is_not_asked_for_again);
     tcase_add_test(tcase,
                    the_first_node_is_not_believed_that_this_one_has_started_more_than_it_has);
     tcase_add_test(tcase, another_node_may_have_started_more_than_the_first);
