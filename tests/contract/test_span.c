@@ -527,7 +527,10 @@ START_TEST(closing_finishes_what_was_started)
 }
 END_TEST
 
-/* ---- nodes and lanes that are lost ---- */
+/* ---- nodes and lanes that are lost ----
+ *
+ * What fails is over within ENGINE_WIRE_FAILED_NS, so a second is long enough for it. A lane whose connection is cut has
+ * failed at once over TCP, and over UCX after a second. */
 
 static void expect_text(const struct hvt_op *op, uint32_t index, const char *text)
 {
@@ -720,6 +723,50 @@ START_TEST(a_work_that_is_cancelled_ends_at_once_and_the_lanes_keep_step)
     row->cancel(cluster.node[0].context, &op.part[0].batch);
     expect_status(&op, 0, HVI_ERR_CANCELLED);
     hvt_op_free(&op);
+    hvt_cluster_close(&cluster);
+}
+END_TEST
+
+static uint64_t sent_to(const struct hvt_cluster *cluster, uint32_t node)
+{
+    struct engine_lane_row lane = {.bytes_sent = 0};
+    bool found = false;
+
+    for (uint32_t i = 0; !found && engine_wire_backend_row(cluster->node[0].context, i, &lane); i++)
+        found = lane.node == node;
+    return found ? lane.bytes_sent : 0;
+}
+
+/* More than a connection's buffers hold. */
+#define STUCK_BYTES (12u << 20)
+
+/* The messages to both are stuck. */
+START_TEST(a_large_work_that_is_cancelled_gives_up_every_node_that_has_not_come)
+{
+    static struct hvt_op op;
+    struct hvt_cluster cluster;
+    uint64_t random = 57;
+
+    hvt_cluster_open(&cluster, row, 3, 1, true);
+    hvt_op_init(&op, &cluster, "012", HVI_KIND_ALLTOALL);
+    do
+        hvt_op_make(&op, 6000000, 1, &random);
+    while ((op.sizes[1] < STUCK_BYTES || op.sizes[2] < STUCK_BYTES) && (hvt_op_free(&op), true));
+    hvt_op_start(&op, 0);
+    while (sent_to(&cluster, 1) < HEAD_BYTES || sent_to(&cluster, 2) < HEAD_BYTES)
+        usleep(100);
+    row->cancel(cluster.node[0].context, &op.part[0].batch);
+    hvt_op_wait(&op, 0);
+    expect_status(&op, 0, HVI_ERR_CANCELLED);
+    hvt_op_start(&op, 1);
+    hvt_op_start(&op, 2);
+    for (uint32_t n = 1; n < 3; n++) {
+        hvt_op_wait(&op, n);
+        expect_status(&op, n, HVI_ERR_NODE_LOST);
+        expect_text(&op, n, "node 0");
+    }
+    hvt_op_free(&op);
+    expect_another_op(&cluster, "12", 2);
     hvt_cluster_close(&cluster);
 }
 END_TEST
@@ -1272,6 +1319,7 @@ int main(void)
     tcase_add_loop_test(tcase, a_node_that_does_not_come_is_named_when_the_time_is_over, 0, 2);
     tcase_add_test(tcase, a_node_that_cannot_be_connected_to_is_named);
     tcase_add_loop_test(tcase, a_work_that_is_cancelled_ends_at_once_and_the_lanes_keep_step, 0, 2);
+    tcase_add_test(tcase, a_large_work_that_is_cancelled_gives_up_every_node_that_has_not_come);
     tcase_add_loop_test(tcase, a_tentative_work_gives_the_same, 0, SOME_LAYOUTS);
     tcase_add_loop_test(tcase, withdrawn_works_have_done_nothing_and_the_lanes_keep_step, 0,
                         SOME_LAYOUTS);

@@ -32,6 +32,10 @@ static inline int engine_wire_stopped(bool *ready_p)
 
 #define ENGINE_WIRE_PACK_BYTES (64u * 1024u) /* most that a port keeps of what is packed */
 
+/* Over every row a work that has failed is over within this: .patience_ns, the tick that sees its end, and what close()
+ * waits for. The rest of the second of docs/design/failure.md is for noticing the failure and for telling the ranks. */
+#define ENGINE_WIRE_FAILED_NS (700 * HVI_NS_MS)
+
 struct engine_wire_transport {
     const char *name;
     /* Memory that is posted has to have its pages, and a page that goes away meanwhile ends the process. Else receive()

@@ -454,15 +454,28 @@ static void give_up_waiting(struct engine_wire *net, struct engine_wire_work *wo
     work->idle_ns = 0;
 }
 
-/* It has failed, and the rest of a message does not go away. */
+/* NULL: no message of the work is under way there. */
+static const char *what_is_stuck(const struct engine_wire_lane *lane,
+                                 const struct engine_wire_work *work)
+{
+    if (lane->sender == work && !work->withdrawn)
+        return "a message could not be sent to its end";
+    return lane->holds && lane->receiver == work ? "a message has not come to its end" : NULL;
+}
+
+/* It has failed, and the rest of a message does not go away. Lanes to several nodes take no longer than to one. */
 static void give_up_sending(struct engine_wire *net, struct engine_wire_work *work)
 {
-    for (uint32_t i = 0; i < work->run_count && work->sending + work->holding > 0; i++) {
+    for (uint32_t i = 0; i < work->run_count; i++) {
         struct engine_wire_lane *lane = lane_of(net, &work->runs[i]);
-        if (lane->sender == work && !work->withdrawn)
-            engine_wire_node_end(net, lane->node, "a message could not be sent to its end");
-        else if (lane->holds && lane->receiver == work)
-            engine_wire_node_end(net, lane->node, "a message has not come to its end");
+        if (what_is_stuck(lane, work))
+            engine_wire_node_cease(lane->node);
+    }
+    for (uint32_t i = 0; i < work->run_count; i++) {
+        struct engine_wire_lane *lane = lane_of(net, &work->runs[i]);
+        const char *text = what_is_stuck(lane, work);
+        if (text)
+            engine_wire_node_end(net, lane->node, text);
     }
 }
 

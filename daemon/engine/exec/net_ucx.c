@@ -59,6 +59,10 @@
 #define LATE_NS HVI_NS_SEC
 /* A closed endpoint's requests come back at once, or never. Those of ports that cease together have it together. */
 #define CLOSE_NS (100 * HVI_NS_MS)
+/* A large body waits for the other engine, not for its kernel: on busy cores that has taken 180 ms. */
+#define PATIENCE_NS (500 * HVI_NS_MS)
+_Static_assert(PATIENCE_NS + ENGINE_WIRE_TICK_NS + CLOSE_NS <= ENGINE_WIRE_FAILED_NS,
+               "failed works are over in time");
 
 enum { TAG_KNOCK = 1, TAG_DATAGRAM, TAG_BODY };
 
@@ -959,7 +963,7 @@ static void ucx_count(const void *port, struct engine_lane_row *row_p)
 const struct engine_wire_transport engine_wire_ucx = {
     .name = "ucx",
     .needs_pages = true,
-    .patience_ns = HVI_NS_SEC, /* a large body waits for the other engine, not for its kernel */
+    .patience_ns = PATIENCE_NS,
     .begin = ucx_begin,
     .end = ucx_end,
     .open = ucx_open,
