@@ -6,13 +6,14 @@ its session, which keeps all that until the op is over.
 """
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
 import time
 import weakref
 from _thread import RLock
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from hvd import _native
@@ -141,6 +142,33 @@ class Op:
         _native.check(quick.hvd_op_received_splits(self.pointer, splits, count))
         return list(splits)
 
+    def cancel(self) -> None:
+        """Takes it back, if it still waits for other ranks. Never waits."""
+        claim = self.claim
+        if not claim.acquire(False):
+            return  # another thread waits for it
+        try:
+            with self.held():
+                if self.status == _native.INPROGRESS:
+                    lib.hvd_cancel(self.pointer)
+        finally:
+            claim.release()
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """While its result in the library's memory is read: nobody closes the session. NotInitializedError: somebody has."""
+        self.session.enter()
+        try:
+            yield
+        finally:
+            self.session.leave()
+
+    def release_result(self) -> None:
+        """Gives a finished op back that was kept for its result, in whatever thread."""
+        if self.owns_result and self.status != _native.INPROGRESS:
+            with contextlib.suppress(NotInitializedError), self.held():
+                self.release()
+
     def release(self) -> None:
         """Gives a finished op back. Its result in the library's memory is gone then."""
         pointer, self.pointer = self.pointer, None
@@ -191,9 +219,12 @@ def _make_room(session: Session, status: int) -> None:
         time.sleep(0.0001)
 
 
-def _name_in(arguments: Sequence[Any]) -> bytes | None:
+_MESSAGES = (lib.hvd_send_async, lib.hvd_recv_async)  # have no name: their tensor comes first
+
+
+def _name_in(function: Any, arguments: Sequence[Any]) -> bytes | None:
     """The op's name among a library function's arguments, where it comes first; None: unnamed, or of no tensor."""
-    return arguments[0] if arguments and isinstance(arguments[0], bytes) else None
+    return arguments[0] if arguments and isinstance(arguments[0], bytes) and function not in _MESSAGES else None
 
 
 _NO_ROOM = (_native.ERR_RING_FULL, _native.ERR_LIMIT)
@@ -206,7 +237,7 @@ def submit(function: Any, keep: Any, *arguments: Any, owns_result: bool = False,
     """Calls `function(session, *arguments, op_p)` of the library; an Op, or a list of `count` Ops of a group, of class
     `make`. Waits for room when too many ops are in flight. `keep`: what the engine reads or writes until the op is over."""
     session = session or current()
-    name = _name_in(arguments)
+    name = _name_in(function, arguments)
     pointers = (ctypes.c_void_p * (count or 1))()
     try:
         while True:
@@ -238,7 +269,7 @@ def run(function: Any, keep: Any, *arguments: Any) -> None:
     library = session.enter()
     try:
         if session.abandoned:
-            session.sweep(_name_in(arguments))
+            session.sweep(_name_in(function, arguments))
         status = function(library, *arguments, pointers)
         if status == 0:
             pointer = pointers[0]
@@ -247,7 +278,7 @@ def run(function: Any, keep: Any, *arguments: Any) -> None:
                 pointers[0] = None
                 quick.hvd_op_free(pointer)
                 return
-            op = Op(session, pointer, keep, False, _name_in(arguments))
+            op = Op(session, pointer, keep, False, _name_in(function, arguments))
         elif status in _NO_ROOM or status == _native.ERR_DUPLICATE_NAME:
             op = None  # submit() knows what to do
         else:

@@ -557,23 +557,193 @@ def check_profiled_ends() -> None:
                 dist.all_reduce(torch.ones(4), async_op=True).wait()
         events = [event for event in seen.function_events if event.name == "hvd:all_reduce"]
         assert len(events) == 3 and all(event.is_async for event in events)  # begun here, ended by another thread
-    store = dist.distributed_c10d._get_default_store()
-    late = torch.ones(4)
-    with torch.autograd.profiler.profile():
-        if dist.get_rank() == 0:
-            work = dist.all_reduce(late, async_op=True)
-    if dist.get_rank() == 0:
-        store.set("profiler has stopped", "")
-    else:
-        store.wait(["profiler has stopped"])
-        work = dist.all_reduce(late, async_op=True)
-    work.wait()
-    assert late.tolist() == [2.0] * 4
     dist.destroy_process_group()
 
 
 def test_who_has_waited_may_stop_the_profiler(ranks):
     ranks(2, check_profiled_ends)
+
+
+def check_events_under_way() -> None:
+    import torch.distributed as dist
+
+    import hvd.torch  # noqa: F401 pylint: disable=unused-import
+    dist.init_process_group("hvd")
+    store = dist.distributed_c10d._get_default_store()
+    for number in range(40):
+        late, stopped = torch.ones(4), f"the first profiler has stopped {number}"
+        if dist.get_rank() == 1:
+            store.wait([stopped])
+            dist.all_reduce(late)
+            continue
+        with torch.autograd.profiler.profile():
+            for _ in range(200):
+                torch.ones(8).add_(1)
+            work = dist.all_reduce(late, async_op=True)
+        given_back = [bytearray(b"\x5a") * size for size in (64, 200, 400, 1600, 4000, 16000, 64000) for _ in range(20)]
+        with torch.autograd.profiler.profile():
+            store.set(stopped, "")
+            work.wait()
+        assert all(memory.count(b"\x5a") == len(memory) for memory in given_back)
+        assert late.tolist() == [2.0] * 4
+    dist.destroy_process_group()
+
+
+def test_an_event_that_is_under_way_when_the_profiler_stops_writes_nowhere(ranks):
+    ranks(2, check_events_under_way)
+
+
+def check_interrupted_waits() -> None:
+    import signal
+
+    import torch.distributed as dist
+
+    import hvd.torch  # noqa: F401 pylint: disable=unused-import
+
+    class Interrupted(Exception):
+        pass
+
+    waits = False
+
+    def interrupt(*_: object) -> None:
+        if waits:
+            raise Interrupted
+    dist.init_process_group("hvd")
+    signal.signal(signal.SIGALRM, interrupt)
+    interrupted = 0
+    for number in range(400):
+        strided = torch.full((20000, 2), float(dist.get_rank() + 1))[:, 0]  # has to be copied back
+        work = dist.all_reduce(strided, async_op=True)
+        if number % 2:
+            work.get_future()
+        signal.setitimer(signal.ITIMER_REAL, (1 + number % 60) * 1e-5)  # once
+        try:
+            waits = True
+            work.wait()
+            waits = False
+        except Interrupted:
+            waits = False
+            interrupted += 1
+            work.wait()
+        assert bool((strided == 3).all())
+    assert interrupted
+    dist.destroy_process_group()
+
+
+def test_a_wait_that_a_signal_handler_has_interrupted_is_waited_again(ranks):
+    ranks(2, check_interrupted_waits)
+
+
+def check_messages_of_one_tensor() -> None:
+    import torch.distributed as dist
+
+    import hvd.torch  # noqa: F401 pylint: disable=unused-import
+    dist.init_process_group("hvd")
+    message, answer = torch.zeros(4), torch.zeros(1)
+
+    def tell(number: int) -> None:
+        message.fill_(number)
+        sent = dist.isend(message, 1)
+        dist.recv(answer, 1)
+        del sent  # it has been received, so it needs no wait
+    for number in range(50):
+        if dist.get_rank() == 0:
+            tell(number)
+        else:
+            dist.recv(message, 0)
+            assert message.tolist() == [number] * 4
+            dist.send(answer, 0)
+    dist.destroy_process_group()
+
+
+def test_a_tensor_may_be_sent_again_and_again_without_a_wait(ranks):
+    ranks(2, check_messages_of_one_tensor)
+
+
+def check_monitored_barriers() -> None:
+    from datetime import timedelta
+
+    import torch.distributed as dist
+
+    import hvd.torch  # noqa: F401 pylint: disable=unused-import
+    dist.init_process_group("hvd")
+    group, store, rank = dist.distributed_c10d._get_default_group(), dist.distributed_c10d._get_default_store(), dist.get_rank()
+    store.wait([f"rank {other} has failed" for other in range(rank)])
+    with pytest.raises(RuntimeError, match="did not"):
+        group.monitored_barrier(timedelta(seconds=0.1))
+    store.set(f"rank {rank} has failed", "")
+    store.wait(["rank 0 has failed", "rank 1 has failed"])
+    for _ in range(3):
+        group.monitored_barrier(timedelta(seconds=30))
+    dist.destroy_process_group()
+
+
+def test_a_monitored_barrier_that_has_failed_leaves_nothing_to_the_next(ranks):
+    ranks(2, check_monitored_barriers)
+
+
+def check_results_while_closing() -> None:
+    import threading
+
+    import torch.distributed as dist
+
+    import hvd.torch
+    from hvd import _native
+    dist.init_process_group("hvd")
+    reads, may_go_on, copy = threading.Event(), threading.Event(), _native.copy_bytes
+
+    def slowly(*arguments):
+        reads.set()
+        assert may_go_on.wait(30)
+        copy(*arguments)
+    _native.copy_bytes = slowly
+    sparse = torch.sparse_coo_tensor([[0, 3]], torch.ones(2), (4,)).coalesce()
+    future = dist.all_reduce(sparse, async_op=True).get_future()
+    assert reads.wait(30)
+    closing = threading.Thread(target=hvd.torch.shutdown)
+    closing.start()
+    closing.join(0.2)
+    assert closing.is_alive()  # the result lies in the session's memory
+    may_go_on.set()
+    with pytest.raises(RuntimeError, match="has been shut down"):  # of the values, after the indices
+        future.wait()
+    closing.join(30)
+    assert not closing.is_alive()
+
+
+def test_a_session_is_not_closed_while_a_result_is_read(ranks):
+    ranks(2, check_results_while_closing)
+
+
+def check_compiled() -> None:
+    import torch.distributed as dist
+
+    import hvd.torch  # noqa: F401 pylint: disable=unused-import
+    dist.init_process_group("hvd")
+
+    def total(tensor):
+        tensor = tensor * 2
+        dist.all_reduce(tensor, async_op=True).wait()
+        return tensor + 1
+    parameters = []
+    for compiled in (lambda what: what, lambda what: torch.compile(what, backend="aot_eager")):
+        assert compiled(total)(torch.full((3,), dist.get_rank() + 1.0)).tolist() == [7.0] * 3
+        torch.manual_seed(0)
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Linear(6, 2)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        step = compiled(model)
+        for number in range(4):
+            torch.manual_seed(1 + number + 10 * dist.get_rank())
+            optimizer.zero_grad()
+            step(torch.randn(5, 4)).square().mean().backward()
+            optimizer.step()
+        parameters.append([parameter.tolist() for parameter in model.parameters()])
+    assert parameters[0] == parameters[1]
+    dist.destroy_process_group()
+
+
+def test_compiled_programs_give_the_same_numbers(ranks):
+    ranks(2, check_compiled)
 
 
 def check_late_waits() -> None:

@@ -1,30 +1,49 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events of torch's profiler that end in another thread than they begin in."""
+"""Events of torch's profiler that end in another thread than they begin in.
+
+The profiler notes an event's end in memory of its own, which it gives back when it stops. So an event that is still under way
+then must not end any more, not even under the next profiler.
+"""
 from __future__ import annotations
 
+import functools
+import threading
 from typing import Any
 
 import torch
 from torch.autograd import profiler
 
+_lock = threading.Lock()
+_stops = 0
 
-def _is_on() -> bool:
-    return bool(getattr(profiler, "_is_profiler_enabled", True))
+
+def _count_stops(stop: Any) -> Any:
+    @functools.wraps(stop)
+    def counted(*arguments: Any) -> Any:
+        global _stops
+        with _lock:  # an event that is ending now has ended before the profiler stops
+            _stops += 1
+        return stop(*arguments)
+    return counted
+
+
+if hasattr(profiler, "_disable_profiler"):
+    profiler._disable_profiler = _count_stops(profiler._disable_profiler)
 
 
 class Event:
-    """Begins now, in this thread. The profiler that it begins under notes its end in memory that is gone once that profiler
-    has stopped: an event that is under way then has no end."""
+    """Begins now, in this thread."""
 
     def __init__(self, name: str) -> None:
+        self._stops = _stops
         event = profiler.record_function(name)
         event.__enter__()  # pylint: disable=unnecessary-dunder-call
         self._end: Any = torch.futures.Future()
         event._call_end_callbacks_on_future(self._end)  # pylint: disable=protected-access
-        self._was_on = _is_on()  # false under a profiler that was not started from Python, of which nothing is known
 
     def end(self) -> None:
-        """Once. In a thread without a profiler, where an event that is let go of notes nothing."""
+        """Once, in a thread without a profiler, where an event that is let go of notes nothing."""
         end, self._end = self._end, None
-        if _is_on() or not self._was_on:
-            end.set_result(None)
+        with _lock:
+            if self._stops == _stops:
+                end.set_result(None)

@@ -16,7 +16,7 @@ import itertools
 import os
 import threading
 import time
-from _thread import RLock
+from _thread import RLock, allocate_lock
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -31,6 +31,7 @@ from hvd._session import Session
 from hvd._streams import StreamOp
 from hvd.exceptions import HorovodInternalError
 from hvd.torch import _cuda, _profile
+from hvd.torch._untraced import untraced
 
 _Base: Any = getattr(dist, "Work", None) or dist._Work  # pylint: disable=protected-access
 _TorchError: Any = getattr(dist, "DistBackendError", RuntimeError)
@@ -40,6 +41,7 @@ _SLICE_NS = 10_000_000
 _NAP_S = 0.0005
 #: How long callbacks of one work may take before another thread sees to the works that are left.
 _PATIENCE_S = 1.0
+_LATCH_SLICE_S = 0.05
 _END_SECONDS = 10  # for callbacks that still run when the interpreter ends
 
 
@@ -47,14 +49,54 @@ class DistributedError(HorovodInternalError, _TorchError):
     """A collective of the process group failed or took too long: the daemon's sentence, which names the ranks."""
 
 
+class _Latch:
+    """Something that happens once. A threading.Event is Python code with a lock of its own, which an exception that a signal
+    handler raises in a wait may leave locked for good."""
+
+    def __init__(self) -> None:
+        self._has_happened = False
+        self._lock = allocate_lock()
+        self._lock.acquire()
+
+    def __bool__(self) -> bool:
+        return self._has_happened
+
+    def set(self) -> None:
+        """It has happened."""
+        self._has_happened = True
+        with contextlib.suppress(RuntimeError):  # it has happened before
+            self._lock.release()
+
+    def wait(self, seconds: float) -> bool:
+        """Blocks until it happens; False: not within so long."""
+        deadline = time.monotonic() + seconds
+        while not self._has_happened:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            if self._lock.acquire(timeout=min(left, _LATCH_SLICE_S)):  # the slice: who had it before may have been interrupted
+                self.set()
+        return True
+
+
 def _cuda_devices(outputs: Sequence[Any]) -> list[Any]:
     """Those that the outputs lie on."""
     return sorted({tensor.device for tensor in outputs if tensor.is_cuda}, key=str)
 
 
+def _of_finish(failure: BaseException) -> Exception | None:
+    """The failure, if it is how a work ends; None: a signal handler has raised it, which only the main thread meets."""
+    if isinstance(failure, (RuntimeError, ValueError, TypeError, LookupError)):
+        return failure
+    in_main = threading.current_thread() is threading.main_thread()
+    return failure if isinstance(failure, Exception) and not in_main else None
+
+
+@untraced
 class Work(_Base):
-    """Several ops that finish together. `outputs`: what result() and the future give. `finish` is called once after
-    success, in whatever thread sees the end: copies results to where they shall be. `before`: works that have to be over,
+    """Several ops that finish together. `outputs`: what result() and the future give. `finish` is called after success, in
+    whatever thread sees the end: copies results to where they shall be, and again where a signal handler's exception came in
+    between. Results in the library's memory are released after it. `before`: works that have to be over,
     too, well or not. Thread-safe."""
 
     def __init__(self, what: str, ops: Sequence[Op], outputs: Sequence[Any], seconds: float,
@@ -71,7 +113,8 @@ class Work(_Base):
         self.before = before
         self.registry: dict[int, Work] | None = None  # has it, by id(), until it is over or has been waited for in vain
         self._lock = RLock()  # a signal handler may look at what its thread waits for
-        self._over: threading.Event | None = None  # the thread that completes futures has it; set once the future is complete
+        self.queued = False  # the threads that complete futures know it
+        self._over: _Latch | None = None  # the thread that completes futures has it; set once the future is complete
         self._promise: Any = None
         self._devices: list[Any] = []
         self._future: Any = None
@@ -80,18 +123,25 @@ class Work(_Base):
     # ---- towards the end; the caller has the lock, or is the thread ----
 
     def _settle(self, error: Exception | None) -> None:
+        """What a signal handler raises meanwhile leaves it as it is: the next wait finishes it anew."""
         if self.done:
             return
-        finish, self.finish = self.finish, None
-        try:
-            if error is None and finish is not None:
-                finish()
-        except Exception as failure:  # pylint: disable=broad-exception-caught
-            error = failure
+        if error is None and self.finish is not None:
+            try:
+                self.finish()
+            except BaseException as failure:
+                error = _of_finish(failure)
+                if error is None:
+                    raise
+        if self.done:
+            return  # a signal handler has waited for it
         self.error = error
+        self.done = True
+        self.finish = None
+        for op in self.ops:
+            op.release_result()
         self.ops = ()
         self.before = ()
-        self.done = True
         self._leave()
 
     def _leave(self) -> None:
@@ -117,6 +167,11 @@ class Work(_Base):
     def give_up(self, seconds: float) -> None:
         """It has taken too long."""
         self._settle(self.too_long(seconds))
+
+    def take_back(self) -> None:
+        """What of it still waits for other ranks: so a message that is given up does not meet a later one's peer."""
+        for op in self.ops:
+            op.cancel()
 
     def too_long(self, seconds: float) -> DistributedError:
         """What a wait of so many seconds in vain raises."""
@@ -168,8 +223,8 @@ class Work(_Base):
             finally:
                 self._lock.release()
         # DDP's reducer waits for the work, then asks its future for the value without a wait.
-        if self._over is not None and not self._over.is_set():
-            _completer.waits()
+        if self._over is not None and not self._over:
+            _completer.waits(self)
             return self._over.wait(seconds)
         return True
 
@@ -214,7 +269,7 @@ class Work(_Base):
                     self.look()
             finally:
                 self._lock.release()
-        return self.done and (self._over is None or self._over.is_set() or self._future.done())
+        return self.done and (self._over is None or bool(self._over) or self._future.done())
 
     def is_success(self) -> bool:
         """Whether it is over and well."""
@@ -252,7 +307,7 @@ class Work(_Base):
                     self._end_event()
                     self._promise.set_result(None)
                 else:
-                    self._over = threading.Event()
+                    self._over = _Latch()
                     self._future.add_done_callback(self._tell)  # before all others, which may wait for this work
                     _completer.add(self)
             return self._future
@@ -284,7 +339,8 @@ class _Completer:
     or takes longer than _PATIENCE_S while works are left: it may be waiting for one of their futures."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._lock = RLock()  # for other threads, which may be interrupted: a condition's `with` is Python code
+        self._changed = threading.Condition(self._lock)
         self._works: list[tuple[Work, float]] = []
         self._over: collections.deque[Work] = collections.deque()  # whose futures are due
         self._threads: list[threading.Thread] = []
@@ -298,15 +354,18 @@ class _Completer:
 
     def add(self, work: Work) -> None:
         """Completes the work's future when it is over, or too late."""
-        with self._changed:
+        with self._lock:
             self._works.append((work, time.monotonic() + work.seconds))
+            work.queued = True
             self._go_on()
 
-    def waits(self) -> None:
-        """The calling thread is about to wait for a work: if it runs callbacks, another thread has to have the turn."""
-        if threading.get_ident() in self._calling:
-            with self._changed:
-                self._go_on()
+    def waits(self, work: Work) -> None:
+        """The calling thread is about to wait for the work: if it runs callbacks, another thread has to have the turn. And if a
+        signal handler has interrupted add(), that is made good."""
+        with self._lock:
+            if not work.queued:
+                self.add(work)
+            self._go_on()
 
     # ---- with the lock ----
 

@@ -43,6 +43,7 @@ from hvd import _native, _ops, _session, basics
 from hvd._native import describe, lib, quick
 from hvd.torch import _device, _sparse
 from hvd.torch._framework import CODES, framework
+from hvd.torch._untraced import untraced
 from hvd.torch._work import DistributedError, Work
 
 __all__ = ["BackendHvd", "DistributedError", "ProcessGroupHvd"]
@@ -139,12 +140,12 @@ def _moved(tensor: Any) -> bytes:
 
 
 def _fetched(op: _ops.Op, like: Any) -> Any:
-    """A finished op's result of one dimension from the library's memory; the op is released."""
-    where = op.result()
-    _, each = _bytes_code(like)
-    result = torch.empty(where.shape[0] // each, dtype=like.dtype)
-    _native.copy_bytes(result.data_ptr(), where.data, result.numel() * result.element_size())
-    op.release()
+    """A finished op's result of one dimension, from the library's memory."""
+    with op.held():
+        where = op.result()
+        _, each = _bytes_code(like)
+        result = torch.empty(where.shape[0] // each, dtype=like.dtype)
+        _native.copy_bytes(result.data_ptr(), where.data, result.numel() * result.element_size())
     return result
 
 
@@ -185,6 +186,7 @@ class _Reduction:
         return describe(tensor.data_ptr(), self.code, (rows, count // rows) if rows else (count,))
 
 
+@untraced
 class _Group:
     """The collectives of a group over hvd, for a class of torch's. `ranks`: the members' global ranks."""
 
@@ -639,8 +641,8 @@ class _Group:
 
         def finish() -> None:
             op.wait_here()
-            received = op.received_splits(self._size)
-            op.release()
+            with op.held():
+                received = op.received_splits(self._size)
             for member, count in wanted:
                 if received[member] != count * each:
                     raise DistributedError(f"{what}: rank {self._ranks[member]} sent {received[member] // each} elements, "
@@ -708,8 +710,8 @@ class _Group:
 
         def finish() -> None:
             op.wait_here()
-            work.source = self._ranks.index(quick.hvd_op_source(op.pointer))
-            op.release()
+            with op.held():
+                work.source = self._ranks.index(quick.hvd_op_source(op.pointer))
             if back is not None:
                 back()
         work = self._work("recv", op, tensors, None, finish)
@@ -735,7 +737,10 @@ class _Group:
                 if work.done:
                     raise
                 missing.append(self._ranks[member])
+                work.take_back()
                 if not wait_all_ranks:
+                    for later in works[member:]:
+                        later.take_back()
                     raise _missing(missing, limit) from error
         if missing:
             raise _missing(missing, limit)
@@ -752,10 +757,12 @@ class _Group:
             except DistributedError as error:
                 if work.done:
                     raise
+                work.take_back()
                 raise DistributedError(f"monitored_barrier: rank {self._ranks[0]} did not let this rank go on within "
                                        f"{limit.total_seconds():g} s; its own error says which rank did not come") from error
 
 
+@untraced
 class ProcessGroupHvd(_Group, dist.ProcessGroup):
     """A process group over hvd, with all of its `devices`; made by torch.distributed."""
 
@@ -860,6 +867,7 @@ class ProcessGroupHvd(_Group, dist.ProcessGroup):
         return self.end_coalescing()
 
 
+@untraced
 class BackendHvd(_Group, _TorchBackend):
     """hvd's part of a group of torch's own, beside other backends; made by torch.distributed. torch's C++ gives out works that
     forward wait() and get_future() to ours, and nothing else: is_completed() is never true there, and a recv from any source
