@@ -7,6 +7,7 @@ then must not end any more, not even under the next profiler.
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from typing import Any
 
@@ -27,6 +28,13 @@ def _count_stops(stop: Any) -> Any:
     return counted
 
 
+def _renew_lock() -> None:
+    """In a forked child: a thread of the parent may have had it."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 if hasattr(profiler, "_disable_profiler"):
     profiler._disable_profiler = _count_stops(profiler._disable_profiler)
 
