@@ -131,10 +131,12 @@ static void wait_joined(struct side *side, uint32_t times)
 }
 
 /* The roster for a job of this number, or the error instead. */
-static struct hvi_engine_roster *hear_roster(struct side *side, const char *job, uint64_t number)
+/* What has been heard. */
+static struct hvi_engine_roster *roster_heard(const char *job, uint64_t number)
 {
-    struct hvi_node_roster *answer = &hear(side, HVI_GATE_NODE_ROSTER)->node_roster;
+    struct hvi_node_roster *answer = &heard.node_roster;
 
+    ck_assert_int_eq(heard.kind, HVI_GATE_NODE_ROSTER);
     ck_assert_str_eq(answer->job, job);
     ck_assert_uint_eq(answer->registration, number);
     hvi_packet_msg_free(&roster);
@@ -142,6 +144,12 @@ static struct hvi_engine_roster *hear_roster(struct side *side, const char *job,
                      HVI_OK);
     ck_assert_int_eq(roster.kind, HVI_PACKET_ENGINE_ROSTER);
     return &roster.engine_roster;
+}
+
+static struct hvi_engine_roster *hear_roster(struct side *side, const char *job, uint64_t number)
+{
+    (void)hear(side, HVI_GATE_NODE_ROSTER);
+    return roster_heard(job, number);
 }
 
 static void expect_error(struct side *side, const char *job, int status, const char *text)
@@ -1452,7 +1460,7 @@ END_TEST
 START_TEST(where_all_seeds_speak_another_version_jobs_are_refused_at_once)
 {
     struct hvi_mesh_msg answer = message(HVI_MESH_NONE, 0xee, 0);
-    uint64_t began;
+    uint64_t end = hvi_deadline_after(PATIENCE); /* less than the time for a start */
 
     prepare_seeds();
     server = own_keys[0];
@@ -1461,11 +1469,13 @@ START_TEST(where_all_seeds_speak_another_version_jobs_are_refused_at_once)
     open_node(2);
     stranger_wait(stranger, HVI_MESH_HELLO);
     answer.oldest = answer.newest = HVI_MESH_VERSION + 1;
-    began = hvi_clock_ns();
     register_at(&sides[2], "job", 1, 1, 2);
-    stranger_say("000000000000000c", &answer);
-    ck_assert_int_eq(hear_roster(&sides[2], "job", 1)->status, HVI_ERR_VERSION);
-    ck_assert_uint_lt(hvi_clock_ns() - began, HVI_NS_SEC);
+    while (!hears(&sides[2])) {
+        ck_assert(!hvi_deadline_passed(end));
+        stranger_say("000000000000000c", &answer); /* a seed says it again and again, too */
+        turn();
+    }
+    ck_assert_int_eq(roster_heard("job", 1)->status, HVI_ERR_VERSION);
 }
 END_TEST
 
