@@ -3,9 +3,9 @@
 #ifndef HVT_ROOT_H
 #define HVT_ROOT_H
 
-#include <check.h>
+#include "tests/unit/hvt_file.h"
 
-#include <ftw.h>
+#include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,15 +31,6 @@ static inline void put(const char *path, const char *text)
     fclose(file);
 }
 
-static inline int hvt_drop_one(const char *path, const struct stat *info, int type,
-                               struct FTW *place)
-{
-    (void)info;
-    (void)type;
-    (void)place;
-    return remove(path);
-}
-
 static inline void make_root(void)
 {
     strcpy(root, "/tmp/hvt-root-XXXXXX");
@@ -48,7 +39,7 @@ static inline void make_root(void)
 
 static inline void drop_root(void)
 {
-    nftw(root, hvt_drop_one, 16, FTW_DEPTH | FTW_PHYS);
+    hvt_remove_tree(root);
 }
 
 #endif

@@ -4,6 +4,7 @@
 #include "base/mps.h"
 
 #include "base/file.h"
+#include "tests/unit/hvt_file.h"
 #include "tests/unit/hvt_main.h"
 #include "tests/unit/hvt_process.h"
 
@@ -29,11 +30,7 @@ static const char *in_dir(const char *name)
 
 static void write_file(const char *name, const char *text)
 {
-    FILE *file = fopen(in_dir(name), "we");
-
-    ck_assert_ptr_nonnull(file);
-    ck_assert_int_ge(fputs(text, file), 0);
-    ck_assert_int_eq(fclose(file), 0);
+    hvt_write_file(in_dir(name), 0644, text);
 }
 
 static void write_pid(pid_t pid)

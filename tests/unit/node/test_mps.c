@@ -4,6 +4,7 @@
 
 #include "base/file.h"
 #include "base/mps.h"
+#include "tests/unit/hvt_file.h"
 #include "tests/unit/hvt_log.h"
 #include "tests/unit/hvt_main.h"
 #include "tests/unit/hvt_process.h"
@@ -38,12 +39,7 @@ static bool is_there(const char *name)
 /* A file of the test's. */
 static void write_file(const char *name, const char *text, mode_t mode)
 {
-    FILE *file = fopen(in_root(name), "we");
-
-    ck_assert_ptr_nonnull(file);
-    ck_assert_int_ge(fputs(text, file), 0);
-    ck_assert_int_eq(fclose(file), 0);
-    ck_assert_int_eq(chmod(in_root(name), mode), 0);
+    hvt_write_file(in_root(name), mode, text);
 }
 
 /* The programs of that folder of the test's are found before others. */

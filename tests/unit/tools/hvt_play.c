@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/unit/tools/hvt_play.h"
+#include "tests/unit/hvt_file.h"
 
 #include "base/status.h"
 #include "tests/unit/hvt_listen.h"
@@ -24,10 +25,7 @@ void hvt_forgive_libzmq(const char *root)
 {
     char path[128], options[256];
     snprintf(path, sizeof path, "%s/suppressions", root);
-    FILE *file = fopen(path, "we");
-    ck_assert_ptr_nonnull(file);
-    ck_assert_int_ge(fputs(LOSES_MESSAGES "\n", file), 0);
-    ck_assert_int_eq(fclose(file), 0);
+    hvt_write_file(path, 0644, LOSES_MESSAGES "\n");
     snprintf(options, sizeof options, "suppressions=%s:print_suppressions=0", path);
     setenv("LSAN_OPTIONS", options, 1);
 }

@@ -3,11 +3,11 @@
 #include "base/clock.h"
 #include "hvd/hvd.h"
 #include "tests/unit/client/count.h"
+#include "tests/unit/hvt_file.h"
 #include "tests/unit/hvt_main.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <ftw.h>
 #include <limits.h>
 #include <pthread.h>
 #include <signal.h>
@@ -345,15 +345,9 @@ static void set_up_elsewhere(void)
     close(to);
 }
 
-static int remove_one(const char *path, const struct stat *st, int type, struct FTW *at)
-{
-    (void)st, (void)type, (void)at;
-    return remove(path);
-}
-
 static void tear_down_elsewhere(void)
 {
-    ck_assert_int_eq(nftw(runtime, remove_one, 8, FTW_DEPTH | FTW_PHYS), 0);
+    hvt_remove_tree(runtime);
 }
 
 /* Of an hvd_open there, without HVDD_PROGRAM. */

@@ -712,6 +712,15 @@ START_TEST(a_replayed_work_of_several_nodes_on_one_gpu_is_refused)
 }
 END_TEST
 
+/* The op has failed, and no communicator was asked for. */
+static void expect_refused(int status, const char *text)
+{
+    ck_assert_uint_eq(rig.wanted, 0);
+    ck_assert_uint_eq(rig.posted, 1);
+    ck_assert_int_eq(op.batch.status, status);
+    ck_assert_str_eq(op.batch.text, text);
+}
+
 /* 0: two ranks have different GPUs here and the same one in the verdict; 1: the number is that of no worker; 2: a communicator
  * has fewer ranks than there are GPUs. */
 START_TEST(gpus_that_cannot_work_together_are_told)
@@ -735,10 +744,7 @@ START_TEST(gpus_that_cannot_work_together_are_told)
         op.span.instances = theirs;
     }
     start();
-    ck_assert_uint_eq(rig.wanted, 0);
-    ck_assert_uint_eq(rig.posted, 1);
-    ck_assert_int_eq(op.batch.status, HVI_ERR_UNSUPPORTED);
-    ck_assert_str_eq(op.batch.text, "the GPUs of these operands cannot work together");
+    expect_refused(HVI_ERR_UNSUPPORTED, "the GPUs of these operands cannot work together");
 }
 END_TEST
 
@@ -747,10 +753,7 @@ START_TEST(a_work_for_a_worker_that_is_lost_fails_with_what_has_become_of_it)
     engine_gpu_backend_lost(rig.row, 3, "GPU 3: it has ended");
     engine_gpu_backend_lost(rig.row, 3, "GPU 3: once more");
     start();
-    ck_assert_uint_eq(rig.wanted, 0);
-    ck_assert_uint_eq(rig.posted, 1);
-    ck_assert_int_eq(op.batch.status, HVI_ERR_WORKER_LOST);
-    ck_assert_str_eq(op.batch.text, "GPU 3: it has ended");
+    expect_refused(HVI_ERR_WORKER_LOST, "GPU 3: it has ended");
 }
 END_TEST
 

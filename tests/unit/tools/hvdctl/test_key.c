@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * `hvdctl key`: two files or none; a node's folder and its list. */
 #include "base/status.h"
+#include "tests/unit/hvt_file.h"
 #include "tests/unit/hvt_main.h"
 #include "tests/unit/tools/hvdctl/hvt_program.h"
 
@@ -9,10 +10,7 @@
 
 static void write_file(const char *name, const char *text)
 {
-    FILE *file = fopen(hvt_path(name), "we");
-    ck_assert_ptr_nonnull(file);
-    ck_assert_int_ge(fputs(text, file), 0);
-    ck_assert_int_eq(fclose(file), 0);
+    hvt_write_file(hvt_path(name), 0644, text);
 }
 
 static void read_file(const char *name, char *text_p, size_t size)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tests/unit/tools/hvdrun/hvt_job.h"
+#include "tests/unit/hvt_file.h"
 
 #include "base/clock.h"
 #include "tests/unit/hvt_listen.h"
@@ -56,11 +57,7 @@ void hvt_job_write(struct hvt_job *job, const char *name, const char *content)
 {
     char path[128];
     snprintf(path, sizeof path, "%s/%s", job->root, name);
-    FILE *file = fopen(path, "we");
-    ck_assert_ptr_nonnull(file);
-    ck_assert_int_ge(fputs(content, file), 0);
-    ck_assert_int_eq(fclose(file), 0);
-    ck_assert_int_eq(chmod(path, 0700), 0);
+    hvt_write_file(path, 0700, content);
 }
 
 /* ---- the start ---- */

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The program as a user starts it: a copy in a folder of its own, beside which tests put a hvdd or a worker. */
 #include "base/status.h"
+#include "tests/unit/hvt_file.h"
 #include "tests/unit/hvt_listen.h"
 #include "tests/unit/hvt_main.h"
 #include "tests/unit/tools/hvt_play.h"
 
-#include <ftw.h>
 #include <sched.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -22,11 +22,7 @@ static const char *path_of(const char *name)
 
 static void write_file(const char *name, mode_t mode, const char *content)
 {
-    FILE *file = fopen(path_of(name), "we");
-    ck_assert_ptr_nonnull(file);
-    ck_assert_int_ge(fputs(content, file), 0);
-    ck_assert_int_eq(fclose(file), 0);
-    ck_assert_int_eq(chmod(path_of(name), mode), 0);
+    hvt_write_file(path_of(name), mode, content);
 }
 
 static void make_folder(const char *name)
@@ -61,15 +57,9 @@ static void setup(void)
     hvt_forgive_libzmq(root);
 }
 
-static int remove_one(const char *path, const struct stat *st, int type, struct FTW *at)
-{
-    (void)st, (void)type, (void)at;
-    return remove(path);
-}
-
 static void teardown(void)
 {
-    ck_assert_int_eq(nftw(root, remove_one, 8, FTW_DEPTH | FTW_PHYS), 0);
+    hvt_remove_tree(root);
 }
 
 static void read_file(const char *name, char *text_p, size_t size)
