@@ -14,7 +14,7 @@
 enum engine_mesh_kind {
     ENGINE_MESH_MESSAGE = 1,
     ENGINE_MESH_BEAT = 2, /* the sender's time: 8 bytes, opaque */
-    ENGINE_MESH_ECHO = 3, /* a beat's body, sent back */
+    ENGINE_MESH_ECHO = 3, /* a beat's body, sent back; not of each beat */
     ENGINE_MESH_CALL =
         4, /* node a asks node b to connect to it: 4 bytes each; goes along the tree */
     ENGINE_MESH_BYE = 5, /* the engine ends in order; nothing follows */

@@ -219,8 +219,8 @@ static bool take(struct engine_mesh_peer *peer, const struct engine_mesh_frame *
         link->config.calls->message(link->config.user, peer->node, frame->body, frame->length);
         return true;
     case ENGINE_MESH_BEAT:
-        peer->row.beats++;
-        put(peer, ENGINE_MESH_ECHO, frame->body, frame->length);
+        if (peer->row.beats++ % ENGINE_MESH_ECHO_EVERY == 0)
+            put(peer, ENGINE_MESH_ECHO, frame->body, frame->length);
         return true;
     case ENGINE_MESH_ECHO:
         take_echo(peer, frame->body);

@@ -13,10 +13,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ENGINE_MESH_BEAT_NS   (300 * UINT64_C(1000000))
-#define ENGINE_MESH_SILENT_NS (1500 * UINT64_C(1000000)) /* of a node that is gone */
-#define ENGINE_MESH_GAP_NS    (1000 * UINT64_C(1000000)) /* in our own loop: blame no other node */
-#define ENGINE_MESH_QUEUE_MAX ((size_t)8 << 20)          /* bytes that wait for one node */
+#define ENGINE_MESH_BEAT_NS    (300 * UINT64_C(1000000))
+#define ENGINE_MESH_ECHO_EVERY 8 /* beats; the first of a connection is one of them */
+#define ENGINE_MESH_SILENT_NS  (1500 * UINT64_C(1000000)) /* of a node that is gone */
+#define ENGINE_MESH_GAP_NS     (1000 * UINT64_C(1000000)) /* in our own loop: blame no other node */
+#define ENGINE_MESH_QUEUE_MAX  ((size_t)8 << 20)          /* bytes that wait for one node */
 #define ENGINE_MESH_REACH_NS                                                                       \
     (10 * UINT64_C(1000000000)) /* for a connection that is made when it is used */
 
@@ -43,8 +44,8 @@ struct engine_mesh_link_config {
 struct engine_mesh_row {
     uint32_t node;
     uint64_t bytes_sent, bytes_received, messages_sent, messages_received,
-        beats;                           /* beats: received */
-    uint64_t rtt_ns, rtt_most_ns;        /* the last and the longest of beats; 0: none yet */
+        beats;                    /* beats: received */
+    uint64_t rtt_ns, rtt_most_ns; /* the last and the longest of beats sent back; 0: none yet */
     uint64_t retransmits, kernel_rtt_ns; /* the kernel's; its round-trip time is smoothed */
 };
 

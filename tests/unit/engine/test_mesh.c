@@ -644,7 +644,8 @@ START_TEST(beats_keep_an_idle_connection)
         ck_assert_uint_gt(row.rtt_ns, 0);
         ck_assert_uint_ge(row.rtt_most_ns, row.rtt_ns);
         ck_assert_uint_gt(row.bytes_sent, 0);
-        ck_assert_uint_gt(row.bytes_received, 0);
+        /* Beats alone: few of them are sent back. */
+        ck_assert_uint_le(row.bytes_received, (row.beats + 2) * (ENGINE_MESH_HEAD_BYTES + 8));
     }
 }
 END_TEST
