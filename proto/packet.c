@@ -61,7 +61,7 @@ static int status_from_errno(int error)
 /* Waits until the socket is ready for `events`, or broken. HVI_OK or HVI_ERR_TIMEOUT. */
 static int wait_ready(int socket_fd, short events, uint64_t deadline_ns)
 {
-    for (;;) {
+    while (deadline_ns > 0) {
         struct pollfd pollfd = {.fd = socket_fd, .events = events};
         int ready = poll(&pollfd, 1, hvi_deadline_poll_ms(deadline_ns));
         if (ready > 0)
@@ -69,8 +69,9 @@ static int wait_ready(int socket_fd, short events, uint64_t deadline_ns)
         if (ready < 0 && errno != EINTR)
             return status_from_errno(errno);
         if (ready == 0 && hvi_deadline_passed(deadline_ns))
-            return HVI_ERR_TIMEOUT;
+            break;
     }
+    return HVI_ERR_TIMEOUT;
 }
 
 static bool would_block(int error)

@@ -5,7 +5,7 @@
  * our own clock. Every 300 ms each side sends a beat where there is nothing else to send, so silence means
  * that the node, its engine or the way to it stands still; clocks of different nodes are never compared.
  * One timer looks at all connections: at the next beat, or when the first of them may be silent for too
- * long. If more than a second has passed since it last looked, we stood still ourselves (a stopped process,
+ * long. Beats that are due within 50 ms go with what wakes the loop. If more than a second has passed since it last looked, we stood still ourselves (a stopped process,
  * a stopped machine), and the count starts anew for all. What lies in the socket is read before a node is
  * given up: it may be a goodbye.
  *
@@ -33,9 +33,12 @@
 
 #define READS_AT_ONCE 4
 #define LAST_READS    256 /* of a node that is given up; a goodbye may follow what it has sent */
+#define SOON_NS       (ENGINE_MESH_BEAT_NS / 6)
+#define EARLY_NS      (ENGINE_MESH_BEAT_NS / 30)
 
 static int on_timer(sd_event_source *source, uint64_t usec, void *user);
 static int on_io(sd_event_source *source, int fd, uint32_t events, void *user);
+static void beat_together(struct engine_mesh_link *link);
 
 static bool is_connected(const struct engine_mesh_peer *peer)
 {
@@ -268,17 +271,24 @@ static int take_all(struct engine_mesh_peer *peer)
     return status == HVI_ERR_PROTOCOL ? status : HVI_OK;
 }
 
+/* Returns false when nothing has come. */
+static bool read_once(struct engine_mesh_peer *peer)
+{
+    int status = engine_mesh_peer_read(peer);
+
+    if (status == HVI_INPROGRESS)
+        return false;
+    if (status == HVI_OK)
+        status = take_all(peer);
+    if (status != HVI_OK)
+        end(peer, status);
+    return true;
+}
+
 static void read_from(struct engine_mesh_peer *peer)
 {
-    for (int i = 0; i < READS_AT_ONCE && is_connected(peer); i++) {
-        int status = engine_mesh_peer_read(peer);
-        if (status == HVI_INPROGRESS)
-            return;
-        if (status == HVI_OK)
-            status = take_all(peer);
-        if (status != HVI_OK)
-            end(peer, status);
-    }
+    for (int i = 0; i < READS_AT_ONCE && is_connected(peer) && read_once(peer); i++)
+        continue;
 }
 
 static int on_io(sd_event_source *source, int fd, uint32_t events, void *user)
@@ -288,7 +298,9 @@ static int on_io(sd_event_source *source, int fd, uint32_t events, void *user)
     (void)source, (void)fd;
     if ((events & EPOLLOUT) && engine_mesh_peer_flush(peer) != HVI_OK)
         doom(peer, strerrordesc_np(errno));
-    read_from(peer);
+    if (is_connected(peer))
+        read_once(peer); /* the loop comes again if there is more */
+    beat_together(peer->link);
     return 0;
 }
 
@@ -368,6 +380,20 @@ static void sleep_on(struct engine_mesh_link *link)
     }
     link->looked_ns = 0;
     sd_event_source_set_enabled(link->timer, SD_EVENT_OFF);
+}
+
+/* Awake for what has come: beats that are due soon go now, since waking up for them costs more. The next ones
+ * are early, so that nodes take turns in waking up first. */
+static void beat_together(struct engine_mesh_link *link)
+{
+    const uint64_t now_ns = hvi_clock_ns();
+
+    if (link->beat_ns > now_ns + SOON_NS)
+        return;
+    suspect_oneself(link, now_ns);
+    beat_all(link, now_ns);
+    link->beat_ns -= EARLY_NS;
+    sleep_on(link);
 }
 
 static int on_timer(sd_event_source *source, uint64_t usec, void *user)

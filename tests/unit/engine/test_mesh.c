@@ -663,6 +663,61 @@ START_TEST(a_node_that_is_connected_but_silent_is_lost)
 }
 END_TEST
 
+/* Whether a beat has come to a raw node. */
+static bool take_beat(int fd, struct engine_mesh_frames *frames)
+{
+    struct engine_mesh_frame frame;
+    size_t room;
+    unsigned char *into = engine_mesh_frames_room(frames, &room);
+    ssize_t got = recv(fd, into, room, MSG_DONTWAIT);
+    bool beat = false;
+
+    if (got <= 0)
+        return false;
+    engine_mesh_frames_filled(frames, (size_t)got);
+    while (engine_mesh_frames_next(frames, &frame) == HVI_OK)
+        beat = beat || frame.kind == ENGINE_MESH_BEAT;
+    return beat;
+}
+
+/* Node 1 sends a beat 260 ms after each that it hears. So the timer of node 0 never comes to send one, and
+ * must all the same come to look at node 2, which sends nothing after its first. */
+START_TEST(beats_go_together_and_a_silent_node_is_missed_meanwhile)
+{
+    struct engine_mesh_frames frames = {0};
+    uint64_t heard_ns = 0, shortest_ns = HVI_NEVER, start_ns;
+    int heard = 0;
+    bool answered = true;
+
+    nodes[1].raw = nodes[2].raw = true;
+    open_nodes(3);
+    until(nodes[1].raw_count == 1 && nodes[2].raw_count == 1, SOON);
+    for (int i = 1; i < 3; i++)
+        put_frame(nodes[i].raw_fd[0], ENGINE_MESH_BEAT, "\0\0\0\0\0\0\0", 8);
+    until(nodes[0].ready == 1, SOON);
+    start_ns = hvi_clock_ns();
+    while (nodes[0].lost == 0) {
+        const uint64_t now_ns = hvi_clock_ns();
+        ck_assert_uint_le(now_ns - start_ns, hvt_patience(5 * SEC));
+        if (take_beat(nodes[1].raw_fd[0], &frames)) {
+            if (++heard > 3 && now_ns - heard_ns < shortest_ns) /* 2 as the connection is made */
+                shortest_ns = now_ns - heard_ns;
+            heard_ns = now_ns;
+            answered = false;
+        } else if (!answered && now_ns - heard_ns >= 260 * MS) {
+            put_frame(nodes[1].raw_fd[0], ENGINE_MESH_BEAT, "\0\0\0\0\0\0\0", 8);
+            answered = true;
+        }
+        sd_event_run(event, 1000);
+    }
+    engine_mesh_frames_fini(&frames);
+    ck_assert_uint_eq(nodes[0].lost_node, 2);
+    ck_assert_uint_ge(nodes[0].lost_ns - start_ns, 13 * SEC / 10);
+    ck_assert_uint_le(nodes[0].lost_ns - start_ns, hvt_patience(2 * SEC));
+    ck_assert_uint_lt(shortest_ns, 295 * MS);
+}
+END_TEST
+
 /* ---- processes ---- */
 
 struct child {
@@ -897,6 +952,7 @@ static TCase *loss_tests(void)
     tcase_add_loop_test(tcase, what_is_no_frame_is_a_lost_node_at_once, 0, BAD_FRAMES);
     tcase_add_test(tcase, a_second_control_connection_is_a_lost_node);
     tcase_add_test(tcase, beats_keep_an_idle_connection);
+    tcase_add_test(tcase, beats_go_together_and_a_silent_node_is_missed_meanwhile);
     tcase_add_test(tcase, a_node_that_is_connected_but_silent_is_lost);
     tcase_add_test(tcase, a_stopped_process_is_lost_within_two_seconds);
     tcase_add_test(tcase, a_killed_process_is_lost_at_once);
