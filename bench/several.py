@@ -15,6 +15,7 @@ from measures import Measure, Setting
 
 HERE = pathlib.Path(__file__).resolve().parent
 LIMIT_S = 120  # of one run
+SETTLE_S = 5  # attaching is over, and what an engine looks at for 4 s after small ops (docs/design/threads.md)
 PORT = 29500
 Commands = list[tuple[Any, list[str], dict[str, str]]]  # node, command line, what it adds to the node's environment
 
@@ -174,14 +175,14 @@ class Several:
 
     def _idle(self, measure: Measure, _memory: str, seconds: float) -> list[dict]:
         """CPU share of the engine that takes most while its ranks do nothing."""
-        rest_s = max(seconds * 4, 2)
+        rest_s = max(seconds * 8, 2)
         with self.nodes(measure.nodes) as nodes:
-            program = [str(self.binaries / "hvd-perf"), "--idle", str(rest_s + 2)]
+            program = [str(self.binaries / "hvd-perf"), "--idle", str(SETTLE_S + rest_s + 1)]
             outputs = Outputs(nodes.shared, self._hvdrun(measure, *program)(nodes))
             deadline = time.monotonic() + LIMIT_S
             while "idle" not in outputs.text() and outputs.processes[0].poll() is None and time.monotonic() < deadline:
                 time.sleep(0.01)
-            time.sleep(1)  # the work of attaching is over
+            time.sleep(SETTLE_S)
             engines = [pid for node in nodes for pid, line in node.processes().items() if "hvdd-engine" in line.split(" ")[0]]
             if len(engines) != measure.nodes:
                 raise Failed(f"there are {len(engines)} engines on {measure.nodes} nodes: {outputs.text()[-300:]}")
