@@ -68,6 +68,13 @@ def check_attaches(daemon: Daemon) -> None:
     check_prompt("the rank attached", time.monotonic_ns() - began_ns, 100_000_000)
 
 
+def check_answered(daemon: Daemon) -> None:
+    """root's hvdctl is answered all the same."""
+    began_ns = time.monotonic_ns()
+    assert daemon.ctl.json("status")["daemon"]["pid"] == daemon.pid
+    check_prompt("hvdctl was answered", time.monotonic_ns() - began_ns, 1_000_000_000)
+
+
 needs_two_users = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody else")
 
 
@@ -79,7 +86,7 @@ def test_connections_of_one_user_at_the_admin_socket_cost_no_other_user_anything
         with silent(daemon.admin_path, "SOCK_STREAM", 100):
             daemon.expect_line("admin-limit", f"uid={NOBODY} ")
             job.check_usable()
-            assert daemon.ctl.json("status")["daemon"]["pid"] == daemon.pid
+            check_answered(daemon)
             check_attaches(daemon)
         job.check_usable()
 
@@ -90,8 +97,7 @@ def test_connections_of_several_users_at_the_admin_socket_do_not_lock_root_out()
     with service(files=64) as daemon:
         with silent(daemon.admin_path, "SOCK_STREAM", 10), silent(daemon.admin_path, "SOCK_STREAM", 10, NOBODY - 1):
             daemon.expect_line("admin-limit", f"uid={NOBODY} ")
-            done = daemon.ctl.run("status", "--timeout", "1")
-            assert done.returncode == 0, done.stderr
+            check_answered(daemon)
 
 
 def test_the_end_of_descriptors_at_the_admin_socket_is_survived():

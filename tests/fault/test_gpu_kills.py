@@ -253,9 +253,9 @@ def test_a_worker_is_killed_while_it_starts(daemon):
     victim = (set(daemon.workers()) - before).pop()
     at_ns = kill(victim)
     outcome = rank.collect_outcome()
+    check_prompt("the rank heard", time.monotonic_ns() - at_ns, PROMISED_NS)
     if not outcome.ok:  # it may have been up already
         assert outcome.status in (Status.ERR_UNSUPPORTED, Status.ERR_WORKER_LOST) and f"pid {victim})" in outcome.text, outcome
-    assert time.monotonic_ns() - at_ns < 3_000_000_000
     job.close()
 
 
@@ -284,18 +284,18 @@ def passing(daemon: GpuDaemon) -> Iterator[tuple[Job, int]]:
     second.close()
 
 
-def expect_another(job: Job, before: int) -> None:
-    """The op is done, by a worker that is a new one."""
+def expect_another(job: Job, before: int, at_ns: int) -> None:
+    """The op is done, by a worker that is a new one; its start is part of the time."""
     rank = job.ranks[0]
     outcome = rank.collect_outcome()
     assert outcome.ok and rank.outcome(outcome.op).ok, outcome
+    check_prompt("the op was done", time.monotonic_ns() - at_ns, 2_000_000_000)
     assert [row["pid"] for row in job.daemon.ctl.json("gpus")["gpus"] if row["job"] == job.name and row["pid"] != before]
 
 
 def test_a_worker_is_killed_while_it_passes_to_the_next_job(patient):
     with passing(patient) as (job, worker):
-        kill(worker)
-        expect_another(job, worker)
+        expect_another(job, worker, kill(worker))
 
 
 def test_an_engine_is_killed_while_a_worker_passes_to_its_job(patient):
@@ -312,8 +312,9 @@ def test_hvdd_is_killed_while_a_worker_passes_to_the_next_job(patient):
     with passing(patient) as (job, worker):
         patient.kill()
         patient.start()
+        at_ns = time.monotonic_ns()
         os.kill(worker, signal.SIGCONT)
-        expect_another(job, worker)
+        expect_another(job, worker, at_ns)
         wait_until(lambda: worker not in patient.workers(), "the old one to end")
 
 

@@ -236,9 +236,11 @@ def test_missing_nodes_are_named_after_the_start_timeout(keys):
     with listener(keys, start_timeout="1s") as first, joiner(keys, port_of(first)) as second:
         for daemon in (first, second):
             daemon.allow("job-not-met")
+        began_ns = time.monotonic_ns()
         with attached(first, "j", [0, 1], 6), attached(second, "j", [4], 6):
             for daemon in (first, second):
                 told = roster(daemon, "j")
+                check_prompt("the node was told", time.monotonic_ns() - began_ns - 1_000_000_000, 1_000_000_000)
                 assert told["status"] == str(int(Status.ERR_ATTACH_TIMEOUT))
                 assert "ranks 2-3,5 of 6 are missing" in told["text"] and "with ranks 0-1" in told["text"]
 

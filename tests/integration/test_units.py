@@ -49,9 +49,12 @@ def test_ranks_are_told_of_a_killed_engine_and_how_it_died(daemon):
     job, other = Job(daemon, 2), Job(daemon, 1)
     engine = daemon.engine_of(job.name)
     op = job.ranks[0].submit("barrier", "b")
+    job.ranks[0].post_wait(op)
+    at_ns = time.monotonic_ns()
     os.kill(engine, signal.SIGKILL)
-    outcome = job.ranks[0].outcome(op)
+    outcome = job.ranks[0].collect_outcome()
     assert outcome.status == Status.ERR_ENGINE_LOST and str(engine) in outcome.text, outcome
+    check_prompt("the rank was told", outcome.at_ns - at_ns, 100_000_000)
     daemon.expect_line("engine-ended", "SIGKILL")
     other.check_usable()
     Job(daemon, 2, name=job.name).check_usable()
@@ -76,7 +79,9 @@ def test_a_gate_that_stands_still_is_replaced():
         daemon.ctl.json("status")
         first = daemon.gate()
         os.kill(first, signal.SIGSTOP)
+        began_ns = time.monotonic_ns()
         assert daemon.ctl.json("status")["daemon"]["pid"] == daemon.pid
+        check_prompt("hvdctl was answered", time.monotonic_ns() - began_ns - 500_000_000, 1_000_000_000)
         assert procs.state(first) in "ZX"
 
 
@@ -96,7 +101,9 @@ def test_a_job_outlives_hvdd_and_the_gate_does_not(daemon):
     wait_until(lambda: procs.state(gate) in "ZX", "the gate to end with hvdd")
     job.check_usable()
     daemon.start()
+    ready_ns = time.monotonic_ns()
     after = wait_until(daemon.jobs, "the engine to say hello to the new daemon")
+    check_prompt("the new hvdd knew of the job", time.monotonic_ns() - ready_ns, 350_000_000)
     assert [row["engine_pid"] for row in after] == [before["engine_pid"]] and after[0]["attached"] == 2
     job.check_usable()
     Job(daemon, 1).check_usable()
@@ -109,8 +116,11 @@ def test_a_stop_ends_engines_and_ranks_are_told():
         job = Job(daemon, 2)
         engine, gate = daemon.engines()[0], wait_until(daemon.gate, "the gate to run")
         op = job.ranks[0].submit("barrier", "b")
+        job.ranks[0].post_wait(op)
+        began_ns = time.monotonic_ns()
         assert daemon.terminate() == 0
-        outcome = job.ranks[0].outcome(op)
+        check_prompt("hvdd ended", time.monotonic_ns() - began_ns, 5_100_000_000)
+        outcome = job.ranks[0].collect_outcome()
         assert outcome.status == Status.ERR_JOB_STOPPED and "shuts down" in outcome.text, outcome
         assert procs.state(engine) in "ZX" and procs.state(gate) in "ZX"
 
@@ -118,9 +128,12 @@ def test_a_stop_ends_engines_and_ranks_are_told():
 # ---- units that do not do what they should ----
 
 
-def refused(daemon: UnitDaemon) -> str:
-    """What a rank is told."""
-    outcome = daemon.rank().try_open("a", 0, 1)
+def refused(daemon: UnitDaemon, timeout_s: float = 5) -> str:
+    """What a rank is told, a second after attach-timeout at the latest."""
+    rank = daemon.rank()
+    began_ns = time.monotonic_ns()
+    outcome = rank.try_open("a", 0, 1)
+    check_prompt("the rank was told", time.monotonic_ns() - began_ns - round(timeout_s * 1e9), 1_000_000_000)
     assert outcome.status == Status.ERR_DAEMON, outcome
     daemon.allow("attach-refused", "engine-killed")  # the latter where it had ended before it was told what to do
     assert not daemon.jobs()
@@ -140,9 +153,7 @@ def test_a_unit_that_is_not_there_is_named():
                          ids=["ends at once", "is silent", "closes the connection"])
 def test_an_engine_that_its_unit_cannot_start_is_an_error_that_says_where_to_look(command):
     with UnitDaemon(programs={"engine": command}, options={"attach-timeout": f"{scaled(0.4)}s"}) as daemon:
-        began_ns = time.monotonic_ns()
-        assert "journalctl -u hvdd-engine.socket -u 'hvdd-engine@*'" in refused(daemon)
-        check_prompt("the rank was told", time.monotonic_ns() - began_ns - round(scaled(0.4) * 1e9), 1_000_000_000)
+        assert "journalctl -u hvdd-engine.socket -u 'hvdd-engine@*'" in refused(daemon, scaled(0.4))
         daemon.expect_line("engine-ended", "did not start")
         daemon.stop_unit("engine")
 

@@ -515,11 +515,22 @@ class Nodes(Sequence[Node]):
                 one.cut(peer=other)
 
     def restart(self, node: Node) -> None:
-        """Power failure: the node is silent at once, and comes back empty under the same address. Only behind a bridge, as a peer
-        on a cable of its own would lose its address."""
+        """Power failure: the node is silent at once, and comes back empty under the same address."""
+        with self.powerless(node):
+            pass
+
+    @contextlib.contextmanager
+    def powerless(self, node: Node) -> Iterator[None]:
+        """The node is away meanwhile. Only behind a bridge, as a peer on a cable of its own would lose its address."""
         assert self._switch, "only a node behind a bridge can be restarted: Nodes(2, bridge=True)"
         self._switch.call(_ip, f"link del {node.name}")
         node.end()
+        try:
+            yield
+        finally:
+            self._power_on(node)
+
+    def _power_on(self, node: Node) -> None:
         node.start()
         self._switch.call(_ip, *self._cable(node))
         node.await_init()
