@@ -13,25 +13,34 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "harness"))
 import ledger  # noqa: E402 pylint: disable=wrong-import-position
 
 _TEST = re.compile(r"^def (test_\w+)|^START_TEST\((\w+)\)", re.M)
+_CHECK = re.compile(r"hvd_check_test\((\w*)\$\{\w+\} LABEL (\w+)")
 _CASE = re.compile(r"^def case_(\w+)", re.M)
 
 
-def _tests_of(tree, path):
-    """The names that skips of a file can have; with its cases for parameters, where it has such."""
+def tests_of(tree, path):
+    """The names of a file's tests, as skips have them; with its cases for parameters, where it has such."""
     text = tree.read(path)
     for test, check in _TEST.findall(text):
         yield test or check
         yield from (f"{test}[{case}]" for case in _CASE.findall(text))
 
 
-def _is_there(tree, pattern):
-    if "::" not in pattern:  # a test of ctest
+def _is_in_a_loop(label, name, text):
+    """Whether the loops of a CMakeLists.txt can make a C test of this name, as in hvd_check_test(node_${name} LABEL unit ...)."""
+    return any(name.startswith(prefix) and re.search(rf"(?<!\w){re.escape(name[len(prefix):])}(?!\w)", text)
+               for prefix, made in _CHECK.findall(text) if made == label)
+
+
+def is_there(tree, pattern):
+    """Whether there is a test for this line of tests/skips.txt, or of this name in ctest."""
+    if "::" not in pattern:
         label, _, name = pattern.rstrip("*").partition(".")
-        lists = "".join(tree.read(path) for path in tree.named("CMakeLists.txt"))
-        return f" {label}.{name}" in lists or f"hvd_{label}({name}" in lists
+        texts = [tree.read(path) for path in tree.named("CMakeLists.txt")]
+        return any(f" {label}.{name}" in text or f"hvd_{label}({name}" in text or f"hvd_check_test({name} LABEL {label}" in text
+                   or _is_in_a_loop(label, name, text) for text in texts)
     file, _, function = pattern.partition("::")
     path = f"tests/{file}"
-    return path in tree.files and any(ledger.matches(test, function) for test in _tests_of(tree, path))
+    return path in tree.files and any(ledger.matches(test, function) for test in tests_of(tree, path))
 
 
 def find(tree):
@@ -45,7 +54,7 @@ def find(tree):
                 yield offence(path, number, f"no condition of tests/harness/ledger.py: {entry.condition}")
             elif entry[:2] in seen:
                 yield offence(path, number, "said twice")
-            elif not _is_there(tree, entry.test):
+            elif not is_there(tree, entry.test):
                 yield offence(path, number, f"there is no such test: {entry.test}")
             if entry:
                 seen.add(entry[:2])
@@ -62,6 +71,10 @@ CASES = [
     Case(_PYTHON | {"tests/skips.txt": "# none\n\na/test_x.py::test_y  not-root  why not\na/test_x.py::*  asan  why\n"}),
     Case({"tests/a/test_x.c": "START_TEST(it_is)\n", "tests/skips.txt": "a/test_x.c::it_*  tsan  why\n"}),
     Case({"tests/CMakeLists.txt": "hvd_lint(x)\nadd_test(NAME unit.y)\n", "tests/skips.txt": "lint.x  asan  why\nunit.y  asan  why\n"}),
+    Case({"tests/CMakeLists.txt": "foreach(n x y)\n  hvd_check_test(a_${n} LABEL unit t.c)\nendforeach()\n"
+                                  "hvd_check_test(b LABEL unit b.c)\n",
+          "tests/skips.txt": "unit.a_y  asan  why\nunit.a_z  asan  why\nunit.b  asan  why\ncontract.a_x  asan  why\n"},
+         {"tests/skips.txt:2", "tests/skips.txt:4"}),
     Case(_PYTHON | {"tests/skips.txt": "a/test_k.py::test_two[z]  keras-2  why\n"}),
     Case(_PYTHON | {"tests/skips.txt": "a/test_x.py::test_y  not-root\n"}, {"tests/skips.txt:1"}),
     Case(_PYTHON | {"tests/skips.txt": "a/test_x.py::test_y  on-mondays  why\n"}, {"tests/skips.txt:1"}),
