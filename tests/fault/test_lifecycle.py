@@ -76,10 +76,10 @@ def test_a_second_sigterm_skips_the_wait():
         job = Job(daemon, 2)
         daemon.process.terminate()
         wait_until(lambda: daemon.ctl.json("status")["daemon"]["state"] == "draining", "draining to be shown")
-        begin = time.monotonic()
+        began_ns = time.monotonic_ns()
         daemon.process.send_signal(signal.SIGINT)
         assert daemon.wait() == 0
-        assert time.monotonic() - begin < scaled(3)
+        check_prompt("hvdd ended", time.monotonic_ns() - began_ns, 3_000_000_000)
         wait_until(lambda: job.ranks[0].state().status == Status.ERR_JOB_STOPPED, "rank 0 to be told")
 
 
@@ -144,9 +144,9 @@ def test_job_stop_fails_everything_with_the_reason_and_the_other_job_goes_on(dae
 
 def test_sigterm_to_an_idle_daemon_ends_it_quickly_whatever_the_drain_time():
     with Daemon(options={"drain-timeout": "1h"}) as daemon:
-        begin = time.monotonic()
+        began_ns = time.monotonic_ns()
         assert daemon.terminate() == 0
-        assert time.monotonic() - begin < scaled(2)
+        check_prompt("hvdd ended", time.monotonic_ns() - began_ns, 2_000_000_000)
 
 
 def test_an_idle_daemon_and_engine_use_no_processor(daemon):

@@ -20,7 +20,7 @@ from hvt.ctl import Ctl
 from hvt.daemon import SERVICE, as_service, clean_environment, service_programs
 from hvt.install import Installation, run
 from hvt.rank import Rank
-from hvt.wait import Expired, wait_until
+from hvt.wait import Expired, check_prompt, wait_until
 
 EXPOSURE_MAX = {"hvdd.service": 10, "hvdd-engine@.service": 16, "hvdd-gate@.service": 15,
                 "hvdd-gpu@.service": 19}  # of 100, by systemd-analyze security
@@ -307,10 +307,10 @@ def test_hvdd_says_ready_answers_the_watchdog_and_says_stopping(folder, manager)
         lines = manager.expect("READY=1")
         assert any(line.startswith("STATUS=") for line in lines)
         assert (folder / "run/attach.sock").exists(), "READY came before the socket"
-        started = time.monotonic()
+        began_ns = time.monotonic_ns()
         for _ in range(5):
             manager.expect("WATCHDOG=1", 2)
-        assert time.monotonic() - started < scaled(1), "the watchdog is answered too slowly"
+        check_prompt("the watchdog was answered five times", time.monotonic_ns() - began_ns, 1_000_000_000)
         process.terminate()
         assert "EXTEND_TIMEOUT_USEC=50000000" in manager.expect("STOPPING=1"), "drain-timeout, and twenty seconds to end"
         assert process.wait(scaled(10)) == 0

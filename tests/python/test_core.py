@@ -10,7 +10,7 @@ import time
 import pytest
 
 from conftest import clean_environment
-from hvt import Daemon, new_keys
+from hvt import Daemon, check_prompt, new_keys
 
 
 def check_identity_and_sets():
@@ -219,18 +219,18 @@ def check_interrupt():
     hvd.init()
     if hvd.rank() == 1:
         hvd.broadcast_object(None, 0, name="after")
-        return 0.0
+        return 0
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
-    start = time.monotonic()
+    began_ns = time.monotonic_ns()
     with pytest.raises(KeyboardInterrupt):
         hvd.barrier()
-    took = time.monotonic() - start
+    took_ns = time.monotonic_ns() - began_ns
     hvd.broadcast_object("go on", 0, name="after")
-    return took
+    return took_ns
 
 
 def test_control_c_ends_a_wait(ranks):
-    assert ranks(2, check_interrupt)[0] < 5
+    check_prompt("the wait was interrupted", ranks(2, check_interrupt)[0], 5_000_000_000)
 
 
 SHUTDOWN_BEFORE_THE_NODES_HAVE_MET = """
@@ -238,12 +238,12 @@ import os, signal, threading, time
 import hvd
 hvd.init()
 threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
-start = time.monotonic()
+began_ns = time.monotonic_ns()
 try:
     hvd.shutdown()
 except KeyboardInterrupt:
     print("interrupted", hvd.is_initialized())
-assert 0.2 < time.monotonic() - start < 5, time.monotonic() - start
+print(time.monotonic_ns() - began_ns)
 hvd.shutdown()
 """
 
@@ -256,7 +256,10 @@ def test_control_c_ends_a_shutdown_that_waits_for_other_nodes(tmp_path):
                               timeout=60, check=False, env=clean_environment(
                                   HVD_ADDRESS=str(daemon.address), HVD_JOB_ID="early", HVD_RANK="0", HVD_SIZE="2",
                                   HVD_LOCAL_RANK="0", HVD_LOCAL_SIZE="1", HVD_CROSS_RANK="0", HVD_CROSS_SIZE="2"))
-        assert (done.returncode, done.stdout) == (0, "interrupted False\n"), done
+        assert done.returncode == 0, done
+        said, took_ns = done.stdout.splitlines()
+        assert said == "interrupted False" and int(took_ns) > 200_000_000, done
+        check_prompt("shutdown was interrupted", int(took_ns), 5_000_000_000)
 
 
 def check_shutdown_in_another_thread():
