@@ -19,6 +19,10 @@
  *
  * The order of heads is UCX's, as one datagram is received at a time, and a body when its head has come.
  *
+ * UCX 1.16 to 1.21 ends the process if the other end goes while a message by rendezvous waits for it, unless its memory
+ * has a name (a memory handle): without memory events it has no registration cache, which it asks all the same (its
+ * issue 11467). So with these, memory that is given to UCX is named before.
+ *
  * UCX touches posted memory outside of base/pages.h. So the pages have to be there before (needs_pages). */
 #include "base/assert.h"
 #include "base/clock.h"
@@ -76,6 +80,8 @@ enum { TAG_KNOCK = 1, TAG_DATAGRAM, TAG_BODY };
     X(cleanup)                                                                                     \
     X(get_version)                                                                                 \
     X(get_version_string)                                                                          \
+    X(mem_map)                                                                                     \
+    X(mem_unmap)                                                                                   \
     X(worker_create)                                                                               \
     X(worker_destroy)                                                                              \
     X(worker_get_address)                                                                          \
@@ -99,6 +105,7 @@ static struct {
     CALLS(DECLARE)
 #undef DECLARE
     const char *(*status_string)(ucs_status_t status);
+    bool names_memory;
 } ucp;
 
 /* Read when the library is loaded. What the engine has inherited is its user's, and not meant for it. */
@@ -162,6 +169,7 @@ static bool check_version(char text_p[ENGINE_TEXT_BYTES])
 
     if (ucp.get_version)
         ucp.get_version(&major, &minor, &release);
+    ucp.names_memory = minor >= 16 && minor <= 21;
     if (!missing && major == API_MAJOR && minor >= API_MINOR)
         return true;
     snprintf(text_p, ENGINE_TEXT_BYTES,
@@ -419,6 +427,7 @@ struct ucx {
     bool ready;         /* the ends know each other */
     struct request knock_out, knock_in, datagram_out, body_out, flush, datagram_in, body_in,
         closing;
+    ucp_mem_h out_name, in_name, body_out_name, body_in_name; /* NULL: has none */
 
     /* Sending. */
     const void *head, *body;
@@ -449,17 +458,49 @@ static int error_of(const struct ucx *ucx)
     return ucx->closed_ns != 0 && hvi_clock_ns() - ucx->closed_ns >= LATE_NS ? -ECONNRESET : 0;
 }
 
+/* ---- names of memory ---- */
+
+static void forget_name(const struct ucx *ucx, ucp_mem_h *name)
+{
+    if (*name)
+        ucp.mem_unmap(ucx->shared->context, *name);
+    *name = NULL;
+}
+
+/* For a request. The name that *name is already stays. */
+static void give_name(struct ucx *ucx, ucp_request_param_t *param, ucp_mem_h *name,
+                      const void *memory, size_t bytes)
+{
+    ucp_mem_map_params_t what = {.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS |
+                                               UCP_MEM_MAP_PARAM_FIELD_LENGTH,
+                                 .length = bytes};
+
+    memcpy(&what.address, &memory, sizeof memory);
+    if (!ucp.names_memory)
+        return;
+    if (!*name && ucp.mem_map(ucx->shared->context, &what, name) != UCS_OK) {
+        *name = NULL;
+        ucx->error = -ENOMEM;
+        return;
+    }
+    param->op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH;
+    param->memh = *name;
+}
+
 /* UCX says to the callback alone how much has come; of what is there already 1.13 would not say it otherwise. */
-static void receive(struct ucx *ucx, struct request *request, void *to, size_t bytes, ucp_tag_t tag)
+static void receive(struct ucx *ucx, struct request *request, ucp_mem_h *name, void *to,
+                    size_t bytes, ucp_tag_t tag)
 {
     if (request->busy || request->over)
         return;
-    const ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK |
-                                                       UCP_OP_ATTR_FIELD_USER_DATA |
-                                                       UCP_OP_ATTR_FLAG_NO_IMM_CMPL,
-                                       .cb.recv = on_received,
-                                       .user_data = begin(request)};
+    ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK |
+                                                 UCP_OP_ATTR_FIELD_USER_DATA |
+                                                 UCP_OP_ATTR_FLAG_NO_IMM_CMPL,
+                                 .cb.recv = on_received,
+                                 .user_data = begin(request)};
 
+    if (name)
+        give_name(ucx, &param, name, to, bytes);
     note_answer(request, ucp.tag_recv_nbx(ucx->worker, to, bytes, tag, UINT64_MAX, &param));
     ucx->armed = false;
 }
@@ -589,7 +630,7 @@ static bool comes_first(const struct ucx *ucx)
 /* One connects, and the other one does so over that connection: when both do it at once, UCX has to choose. */
 static void knock(struct ucx *ucx)
 {
-    receive(ucx, &ucx->knock_in, &ucx->knocks[1], 1, TAG_KNOCK);
+    receive(ucx, &ucx->knock_in, NULL, &ucx->knocks[1], 1, TAG_KNOCK);
     if (ucx->endpoint || (!comes_first(ucx) && !ucx->knock_in.over) || !make_endpoint(ucx))
         return;
     const ucp_request_param_t param = sends(&ucx->knock_out);
@@ -714,6 +755,15 @@ static void abandon(struct ucx *ucx)
     ucx->shared->abandoned = true;
 }
 
+static void forget_names(struct ucx *ucx)
+{
+    ucp_mem_h *const names[] = {&ucx->out_name, &ucx->in_name, &ucx->body_out_name,
+                                &ucx->body_in_name};
+
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        forget_name(ucx, names[i]);
+}
+
 static void ucx_close(void *port)
 {
     struct ucx *ucx = port;
@@ -729,6 +779,7 @@ static void ucx_close(void *port)
     while (is_busy(ucx) && hvi_clock_ns() - ucx->ceased_ns < CLOSE_NS)
         ucp.worker_progress(ucx->worker);
     ucp.worker_destroy(ucx->worker);
+    forget_names(ucx);
     free(ucx);
 }
 
@@ -772,7 +823,7 @@ static bool ucx_packed(const void *port)
 
 static void begin_send(struct ucx *ucx)
 {
-    const ucp_request_param_t datagram = sends(&ucx->datagram_out), body = sends(&ucx->body_out);
+    ucp_request_param_t datagram = sends(&ucx->datagram_out), body = sends(&ucx->body_out);
     size_t bytes = sizeof(struct datagram) + ucx->packed + ucx->head_bytes;
     const struct datagram about = {.bytes = htole32((uint32_t)bytes),
                                    .has_body = htole32(ucx->body_bytes > 0)};
@@ -782,6 +833,9 @@ static void begin_send(struct ucx *ucx)
         memcpy(ucx->out + sizeof about + ucx->packed, ucx->head, ucx->head_bytes);
     atomic_fetch_add_explicit(&ucx->sent, ucx->packed + ucx->head_bytes + ucx->body_bytes,
                               memory_order_relaxed);
+    give_name(ucx, &datagram, &ucx->out_name, ucx->out, sizeof ucx->out);
+    if (ucx->body_bytes > 0)
+        give_name(ucx, &body, &ucx->body_out_name, ucx->body, ucx->body_bytes);
     note_answer(&ucx->datagram_out,
                 ucp.tag_send_nbx(ucx->endpoint, ucx->out, bytes, TAG_DATAGRAM, &datagram));
     note_answer(&ucx->body_out,
@@ -807,6 +861,7 @@ static int end_send(struct ucx *ucx)
 {
     ucx->sends = false;
     ucx->packed = 0;
+    forget_name(ucx, &ucx->body_out_name);
     if (ucx->sends_posted)
         ucx->head_bytes = ucx->body_bytes = 0;
     if (ucx->datagram_out.status != UCS_OK || ucx->body_out.status != UCS_OK)
@@ -891,6 +946,7 @@ static int take_body(struct ucx *ucx)
     const size_t received = ucx->body_in.received;
     int error = take_result(&ucx->body_in);
 
+    forget_name(ucx, &ucx->body_in_name);
     if (error == 0 && received != ucx->wanted)
         error = -EPROTO;
     if (error != 0)
@@ -936,9 +992,9 @@ static int ucx_receive(void *port)
     if (ucx->ahead_at < ucx->ahead_end)
         return take_ahead(ucx);
     if (ucx->body_follows)
-        receive(ucx, &ucx->body_in, ucx->to, ucx->wanted, TAG_BODY);
+        receive(ucx, &ucx->body_in, &ucx->body_in_name, ucx->to, ucx->wanted, TAG_BODY);
     else
-        receive(ucx, &ucx->datagram_in, ucx->in, sizeof ucx->in, TAG_DATAGRAM);
+        receive(ucx, &ucx->datagram_in, &ucx->in_name, ucx->in, sizeof ucx->in, TAG_DATAGRAM);
     bool moved = progress(ucx);
     if (ucx->body_in.over)
         return take_body(ucx);

@@ -146,4 +146,6 @@ NEVER(tag_send_sync_nbx)
 #endif
 NEVER(tag_recv_nbx)
 NEVER(request_cancel)
+NEVER(mem_map)
+NEVER(mem_unmap)
 NEVER(request_free)
