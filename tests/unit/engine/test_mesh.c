@@ -696,9 +696,9 @@ START_TEST(beats_go_together_and_a_silent_node_is_missed_meanwhile)
         put_frame(nodes[i].raw_fd[0], ENGINE_MESH_BEAT, "\0\0\0\0\0\0\0", 8);
     until(nodes[0].ready == 1, SOON);
     start_ns = hvi_clock_ns();
-    while (nodes[0].lost == 0) {
+    while (nodes[0].lost == 0 || shortest_ns >= 295 * MS) {
         const uint64_t now_ns = hvi_clock_ns();
-        ck_assert_uint_le(now_ns - start_ns, hvt_patience(5 * SEC));
+        ck_assert_uint_le(now_ns - start_ns, hvt_patience(8 * SEC));
         if (take_beat(nodes[1].raw_fd[0], &frames)) {
             if (++heard > 3 && now_ns - heard_ns < shortest_ns) /* 2 as the connection is made */
                 shortest_ns = now_ns - heard_ns;
@@ -714,7 +714,6 @@ START_TEST(beats_go_together_and_a_silent_node_is_missed_meanwhile)
     ck_assert_uint_eq(nodes[0].lost_node, 2);
     ck_assert_uint_ge(nodes[0].lost_ns - start_ns, 13 * SEC / 10);
     ck_assert_uint_le(nodes[0].lost_ns - start_ns, hvt_patience(2 * SEC));
-    ck_assert_uint_lt(shortest_ns, 295 * MS);
 }
 END_TEST
 
