@@ -1277,7 +1277,8 @@ static void prepare_seeds(void)
 {
     char text[512];
 
-    seed_port = 30600 + (uint32_t)getpid() % 2100; /* behind port_last, before what the kernel gives away */
+    seed_port =
+        30600 + (uint32_t)getpid() % 2100; /* behind port_last, before what the kernel gives away */
     for (int i = 0; i < SIDES; i++)
         ck_assert_int_eq(zmq_curve_keypair(own_keys[i].public, own_keys[i].secret), 0);
     for (int i = 0; i < SIDES; i++) {
