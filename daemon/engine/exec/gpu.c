@@ -435,6 +435,13 @@ static void gpu_cancel(void *context, struct engine_batch *batch)
     engine_gpu_push(gpu);
 }
 
+/* Which may take its time, or hang. */
+static bool waits_for_comm(const struct gpu *gpu, const struct gpu_job *job)
+{
+    return job->queued && job->comm &&
+           (job->comm->status == HVI_INPROGRESS || gpu->registered_coming > 0);
+}
+
 void engine_gpu_backend_session_over(void *context, uint32_t page)
 {
     struct gpu *gpu = context;
@@ -442,7 +449,7 @@ void engine_gpu_backend_session_over(void *context, uint32_t page)
 
     DL_FOREACH_SAFE(gpu->jobs, job, next)
     {
-        if (engine_gpu_waits_for_page(job, page))
+        if (engine_gpu_is_of_page(job, page, waits_for_comm(gpu, job)))
             cancel(gpu, job);
     }
     leave_abandoned(gpu);

@@ -63,7 +63,7 @@ void engine_gpu_open_all(const struct gpu_job *job)
         for_fences(each, hvi_fence_store_ready);
 }
 
-bool engine_gpu_waits_for_page(const struct gpu_job *job, uint32_t page)
+bool engine_gpu_is_of_page(const struct gpu_job *job, uint32_t page, bool ready)
 {
     const struct engine_batch *batch = job->batch;
 
@@ -72,7 +72,7 @@ bool engine_gpu_waits_for_page(const struct gpu_job *job, uint32_t page)
         for (uint32_t i = 0; i < work->ranks; i++) {
             const struct engine_fence *fence = &work->fence[i];
             if (fence->page && fence->id == page &&
-                !hvi_fence_is_ready(fence->page, fence->cell, fence->turn))
+                (ready || !hvi_fence_is_ready(fence->page, fence->cell, fence->turn)))
                 return true;
         }
     }

@@ -128,7 +128,8 @@ const struct engine_batch *engine_gpu_pack(struct gpu *gpu, struct gpu_job *job)
 
 /* Whether all members that this worker of the route has, or with `index` UINT32_MAX any worker, have come. */
 bool engine_gpu_is_open(const struct gpu_job *job, uint32_t index, uint32_t *place_p);
-bool engine_gpu_waits_for_page(const struct gpu_job *job, uint32_t page);
+/* Whether it has a member of that page; without `ready` one that has not come. */
+bool engine_gpu_is_of_page(const struct gpu_job *job, uint32_t page, bool ready);
 /* The kernels of the job write nothing from here on, and no stream waits for it. */
 void engine_gpu_open_all(const struct gpu_job *job);
 

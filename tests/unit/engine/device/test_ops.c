@@ -1058,6 +1058,31 @@ START_TEST(an_op_whose_streams_had_come_before_a_rank_went_ends_well)
 }
 END_TEST
 
+/* A join may hang. 0: the usual communicator; 1: the one for registered memory. */
+START_TEST(an_op_that_waits_for_its_communicator_ends_with_a_rank_that_goes)
+{
+    struct hvi_packet_msg detach = {.kind = HVI_PACKET_DETACH};
+    struct hvt_peer *peer = &gpus.bench.peers[1];
+
+    if (_i == 0) {
+        last_turn = 0;
+        open_gpus(2, 2);
+        run_by(10, 0);
+    } else {
+        open_registering();
+    }
+    hvt_op_expect_nothing(&gpus.bench, 0, 0);
+    detach.detach.request = ++peer->request;
+    hvt_peer_send(peer, &detach, -1);
+    hvt_gpus_turn(&gpus);
+    expect_done(0, HVI_ERR_RANK_LEFT, NULL);
+    ck_assert_uint_ge(hvt_gpu_word(&gpus, 0, 1, false), last_turn);
+    for (uint32_t gpu = 0; gpu < 2; gpu++)
+        ck_assert(!hvt_gpu_has_batch(&gpus, gpu));
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
 START_TEST(a_job_that_is_stopped_opens_all_fences_and_waits_for_its_workers)
 {
     open_gpus(2, 1);
@@ -1109,6 +1134,7 @@ int main(void)
     tcase_add_test(tcase, an_op_has_not_started_before_its_workers_have_it);
     tcase_add_test(tcase, an_op_that_was_held_goes_on_when_the_one_before_it_has_failed);
     add(tcase, an_op_that_is_held_ends_as_one_that_waits, 0, 3);
+    add(tcase, an_op_that_waits_for_its_communicator_ends_with_a_rank_that_goes, 0, 2);
     add(tcase, a_group_is_held_as_a_whole, 0, 2);
     tcase_add_test(tcase, the_trace_has_what_the_stream_of_each_ranks_gpu_took);
     tcase_add_test(tcase, the_timeline_has_a_row_for_each_gpu_with_what_its_streams_took);
