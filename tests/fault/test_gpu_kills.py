@@ -16,6 +16,8 @@ from hvt.job import Job
 
 PROMISED_NS = 100_000_000
 DRAINED_NS = 2_000_000_000
+LINK_NS = 1_000_000_000  # after the end of a worker's socket an engine no longer waits for hvdd's word
+JOIN_NS = 2_500_000_000  # a worker whose engine is over gives a join up, and ends
 SILENCE_NS = 1_000_000_000  # gpu-silence, engine-silence and HVD_GPU_TIMEOUT_SECONDS, where a test has set them
 INT32 = arith.DTYPES["int32"]
 EXPECTED = ("op-failed", "rank-lost", "job-failed", "engine-killed", "engine-exited", "engine-ended", "engine-lost", "engine-silent",
@@ -34,9 +36,16 @@ class Case:
 
     def submit(self, number: int) -> None:
         """The next allreduce in the rank's stream."""
-        self.ops[number] = self.job.ranks[number].submit(
-            "allreduce", f"w{self.name}", dtype="int32", dims=[1000], data=arith.pack(INT32, [number] * 1000), reduce_op="sum",
-            memory="device", gpu=self.gpus[number], stream=self.streams[number])
+        self.ops[number] = self.job.ranks[number].submit("allreduce", f"w{self.name}", **self.operands(number))
+
+    def operands(self, number: int) -> dict:
+        """Of the rank's next allreduce."""
+        return {"dtype": "int32", "dims": [1000], "data": arith.pack(INT32, [number] * 1000), "reduce_op": "sum", "memory": "device",
+                "gpu": self.gpus[number], "stream": self.streams[number]}
+
+    def submit_without_wait(self, number: int) -> None:
+        """The same op, which the rank tells of later: it may wait for the import of its memory."""
+        self.job.ranks[number].post_submit("allreduce", f"w{self.name}", **self.operands(number))
 
     def ask(self, number: int, do: str, **more) -> dict:
         """A command about the rank's stream."""
@@ -150,12 +159,29 @@ def engine(case: Case) -> int:
     return case.daemon.engine_of(case.job.name)
 
 
+def victims(case: Case, who: str) -> list[int]:
+    """The processes that a kill of these ends: "worker" is the one of rank 2, "both" are the engine and the workers."""
+    if who == "trainer":
+        return [case.job.ranks[2].pid]
+    workers = [row["pid"] for row in sorted(rows(case), key=lambda row: row["gpu"])]
+    return {"engine": [engine(case)], "worker": workers[:1], "both": [engine(case), *workers]}[who]
+
+
 LAYOUTS = [[0, 1, 0]] if sanitized() else layouts([0, 0, 0], [0, 1, 0])  # of ranks on GPUs
 
 
 @pytest.fixture(name="case", params=LAYOUTS, ids=str)
 def make_case(daemon, request):
     case = Case(daemon, request.param)
+    case.warm()
+    yield case
+    case.job.close()
+
+
+@pytest.fixture(name="pair")
+def make_pair(daemon):
+    """The same, on two GPUs alone."""
+    case = Case(daemon, there([0, 1, 0]))
     case.warm()
     yield case
     case.job.close()
@@ -318,6 +344,41 @@ def test_hvdd_is_killed_while_a_worker_passes_to_the_next_job(patient):
         wait_until(lambda: worker not in patient.workers(), "the old one to end")
 
 
+# ---- an import, a communicator ----
+
+
+LOST = {"trainer": Status.ERR_RANK_LOST, "engine": Status.ERR_ENGINE_LOST, "worker": Status.ERR_WORKER_LOST}
+
+
+@pytest.mark.parametrize("victim", LOST)
+def test_one_is_killed_while_a_handle_is_opened(victim):
+    with own_case([0, 1, 0], faults="hvdd-gpu/slow-open@300") as case:
+        case.wait("missing")
+        pid, = victims(case, victim)
+        case.submit_without_wait(2)
+        time.sleep(0.1)
+        assert not case.job.ranks[2].has_reply(), "it is open already"
+        check(case, kill(pid), LOST[victim])
+        if victim != "trainer":
+            outcome = case.job.ranks[2].collect_outcome()
+            assert outcome.status == LOST[victim], outcome
+
+
+@pytest.mark.parametrize("victim", LOST)
+def test_one_is_killed_while_a_communicator_is_joined(victim):
+    with own_case([0, 1, 0], faults="hvdd-gpu/nccl-join-hang@1") as case:
+        case.wait("running")
+        wait_until(lambda: case.daemon.meetings(), "an id")
+        time.sleep(0.05)
+        pid, = victims(case, victim)
+        at_ns = kill(pid)
+        heard_ns, went_on_ns = hear_each(case, LOST[victim])
+        check_prompt("the host heard", heard_ns - at_ns, PROMISED_NS)
+        check_prompt("the stream went on", went_on_ns - at_ns, PROMISED_NS + (JOIN_NS if victim == "engine" else 0))
+        for left in case.daemon.workers():  # they would give up 2 s after their engine
+            kill(left)
+
+
 # ---- hvdd ----
 
 
@@ -379,6 +440,45 @@ def test_engine_and_workers_are_killed_at_once(case, state):
     case.meet_again(keep=True)
 
 
+STANDING = {  # what is promised where hvdd stands still: nobody but it can say that a worker's process is over
+    "trainer": (Status.ERR_RANK_LOST, PROMISED_NS),
+    "engine": (Status.ERR_ENGINE_LOST, PROMISED_NS),
+    "worker": (Status.ERR_WORKER_LOST, PROMISED_NS + LINK_NS),
+}
+
+
+@pytest.mark.parametrize("victim", STANDING)
+def test_one_is_killed_while_hvdd_stands_still(pair, victim):
+    status, promised_ns = STANDING[victim]
+    pid, = victims(pair, victim)
+    pair.wait("gated")
+    with stopping(pair.daemon.pid):
+        at_ns = end(pid)
+        check_prompt("the ranks heard and went on", hear(pair, status) - at_ns, promised_ns)
+    if victim != "trainer":
+        pair.open_gate()
+    pair.meet_again(keep=victim != "trainer")
+
+
+def test_engine_and_workers_are_killed_while_hvdd_stands_still(pair):
+    pids = victims(pair, "both")
+    pair.wait("gated")
+    with stopping(pair.daemon.pid):
+        for pid in pids:  # none of them sees another one die
+            kill(pid, signal.SIGSTOP)
+        at_ns = [end(pid) for pid in pids][-1]
+        host = pair.job.ranks[0].collect_outcome()
+        assert host.status == Status.ERR_ENGINE_LOST, host
+        check_prompt("the host heard", host.at_ns - at_ns, PROMISED_NS)
+        assert not pair.job.ranks[1].has_reply(), "the worker may write"
+    at_ns = time.monotonic_ns()
+    stream = pair.job.ranks[1].collect()
+    assert stream["ended"], "the stream waits for ever"
+    check_prompt("the stream went on", stream["at_ns"] - at_ns, PROMISED_NS)
+    pair.open_gate()
+    pair.meet_again(keep=True)
+
+
 def test_when_all_are_killed_the_next_call_does_not_let_the_stream_go_on_yet():
     """Nothing says that the worker is dead. 10 s later a call would; unit.client_device has that."""
     with own_case([0, 1, 0]) as case:
@@ -406,27 +506,45 @@ def test_when_all_are_killed_the_next_call_does_not_let_the_stream_go_on_yet():
 # ---- SIGSTOP ----
 
 
-def test_a_worker_that_stands_still_is_ended_after_gpu_silence():
-    with own_case([0, 1, 0], gpu_silence="1s") as case:
-        case.warm()
-        case.wait("gated")
-        victim = rows(case)[0]
-        with stopping(victim["pid"]) as at_ns:
-            took_ns = hear(case, Status.ERR_WORKER_LOST, "gpu-silence") - at_ns
-        check_prompt("the ranks heard and went on", took_ns - SILENCE_NS, 1_100_000_000)
-        case.open_gate()
-        case.meet_again(keep=True)
+SILENT = {"worker": "gpu-silence", "engine": ""}
 
 
-def test_an_engine_that_stands_still_is_ended_after_engine_silence():
-    with own_case([0, 1, 0], engine_silence="1s") as case:
-        case.warm()
-        case.wait("gated")
-        with stopping(engine(case)) as at_ns:
-            took_ns = hear(case, Status.ERR_ENGINE_LOST) - at_ns
-        check_prompt("the ranks heard and went on", took_ns - SILENCE_NS, 1_100_000_000)
+def stand_still(case: Case, victim: str, state: str) -> None:
+    """The worker or the engine does, and is ended."""
+    pid, = victims(case, victim)
+    with stopping(pid) as at_ns:
+        heard_ns, went_on_ns = hear_each(case, LOST[victim], SILENT[victim])
+    check_prompt("the host heard", heard_ns - at_ns - SILENCE_NS, 1_100_000_000)
+    check_prompt("the stream went on", went_on_ns - at_ns - SILENCE_NS, 1_100_000_000)
+    if state == "gated":
         case.open_gate()
-        case.meet_again(keep=True)
+
+
+@pytest.fixture(scope="module", name="brief")
+def brief_daemon():
+    with gpus("devices=2", *EXPECTED, gpu_silence="1s", engine_silence="1s", gpu_idle="1s") as running:
+        yield running
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("victim", SILENT)
+def test_one_that_stands_still_is_ended_after_its_silence(brief, victim, state):
+    case = Case(brief, there([0, 1, 0]))
+    case.warm()
+    case.wait(state)
+    stand_still(case, victim, state)
+    case.meet_again(keep=True)
+    case.job.close()
+
+
+@pytest.mark.parametrize("victim", SILENT)
+def test_one_that_stands_still_while_a_batch_runs_is_ended_after_its_silence(victim):
+    with own_case([0, 1, 0], faults="hvdd-gpu/delay@20000", gpu_silence="1s", engine_silence="1s") as case:
+        case.warm()
+        case.wait("running")
+        time.sleep(0.03)
+        assert not case.job.ranks[0].has_reply(), "it is over already"
+        stand_still(case, victim, "running")
 
 
 def test_a_trainer_that_stands_still_is_named_and_nothing_fails(daemon):

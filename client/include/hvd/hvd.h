@@ -345,7 +345,9 @@ struct hvd_op_options {
      * it stays the caller's. CU_STREAM_LEGACY and CU_STREAM_PER_THREAD name the default ones. The GPU waits
      * for the work that the stream has now; the call waits for nothing. The result may be used
      * after hvd_wait, or in a stream after hvd_op_stream_wait; until hvd_wait or hvd_test has seen
-     * the op finished the memory must not be freed. NULL: the memory is ready, the caller has seen to
+     * the op finished the memory must not be freed. What the stream has now may wait for other ops by
+     * hvd_op_stream_wait alone: GPUs do ops of several process sets in one queue, and where the stream waits for
+     * one of another set in a way that the library does not see, both may wait for ever. NULL: the memory is ready, the caller has seen to
      * that. Memory of the host takes part in no stream: HVD_ERR_UNSUPPORTED for anything but NULL, and so
      * is a stream that is being captured into a graph. HVD_ERR_INVALID: a stream of another device.
      *   An op that is cancelled, or fails with a rank, after its GPU has got it writes no output before this

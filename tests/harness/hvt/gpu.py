@@ -54,6 +54,10 @@ class GpuDaemon(Daemon):
         """The pid of the only worker, as soon as it is there."""
         return wait_until(lambda: next(iter(self.workers()), 0), "a worker", 10)
 
+    def meetings(self) -> list[str]:
+        """Files by which the fake's NCCL joins communicators: each has one until all have come."""
+        return glob.glob(f"{self.folder}/fakegpu-nccl-*")
+
     def wait_next_may_have(self, job: str) -> None:
         """Until all workers of that job, which is over, may pass to the next one: after a second without an engine."""
         wait_until(lambda: all(row["state"] == "idle" for row in self.ctl.json("gpus")["gpus"] if row["job"] == job),
@@ -81,6 +85,8 @@ class GpuDaemon(Daemon):
         """As in a hvdd without workers, once they have ended."""
         self.wait_no_jobs()
         self.wait_no_workers()
+        for path in self.meetings():  # of those that were killed before all had come; NCCL itself has no file
+            os.unlink(path)
         super().check_clean()
 
 
