@@ -3,6 +3,8 @@
 type and kind is done here once, and what only processes have: streams, refusals, generations."""
 import itertools
 import json
+import os
+import signal
 
 import pytest
 
@@ -186,15 +188,28 @@ def test_what_nccl_does_not_register_is_reduced_all_the_same():
         job.close()
 
 
-def test_many_ops_in_flight_are_done_in_few_batches(daemon):
-    job = Job(daemon, 2)
-    inputs = inputs_of(2, 33)
-    ops = [[rank.submit("allreduce", f"many{i}", dtype="int32", dims=[33], data=inputs[number], reduce_op="sum", memory="device",
-                        gpu=there([number])[0]) for i in range(150)] for number, rank in enumerate(job.ranks)]
+def test_many_ops_in_flight_are_done_in_few_batches(daemon, tmp_path):
+    job, file = Job(daemon, 2), tmp_path / "timeline.json"
+    inputs, gpu_of = inputs_of(2, 33), there([0, 1])
+    reduce_on(job, gpu_of)
+    assert job.ranks[0].timeline(file).ok
+    engine = daemon.engine_of(job.name)
+    os.kill(engine, signal.SIGSTOP)  # until all are in flight
+    try:
+        ops = [[rank.submit("allreduce", f"many{i}", dtype="int32", dims=[33], data=inputs[number], reduce_op="sum", memory="device",
+                            gpu=gpu_of[number]) for i in range(150)] for number, rank in enumerate(job.ranks)]
+    finally:
+        os.kill(engine, signal.SIGCONT)
     for number, rank in enumerate(job.ranks):
         assert rank.wait_all(ops[number]).ok
         for op in ops[number]:
             assert rank.outcome(op).data == arith.allreduce(INT32, "sum", inputs)
+    assert job.ranks[0].timeline().ok
+    of_gpus = streams_of(json.loads(file.read_text(encoding="utf-8")))
+    assert len(of_gpus) == len(set(gpu_of))
+    for took in of_gpus.values():
+        assert sum(event["args"]["ops"] for event in took) == 150
+        assert len(took) < 15, [event["args"]["ops"] for event in took]  # 64 ops are the most that a batch has
     job.close()
 
 
@@ -334,6 +349,22 @@ def test_an_op_waits_for_what_its_streams_have(streamer):
     for rank, op in zip(ranks, ops):
         outcome = rank.outcome(op)
         assert outcome.ok and outcome.data == arith.allreduce(INT32, "sum", inputs), outcome
+
+
+def test_the_event_descriptor_tells_of_an_op_in_a_stream(streamer):
+    rank = streamer.job.ranks[0]
+    inputs = inputs_of(2, 3000)
+    assert rank.ask("event", timeout_ms=0)["status"] == Status.OK
+    streamer.ask(1, "gate")
+    ops = [streamer.submit(number, inputs[number]) for number in range(2)]
+    assert not rank.ask("event", timeout_ms=20)["readable"]
+    rank.post("event", timeout_ms=5000)
+    streamer.ask(1, "gate", open=True)
+    assert rank.collect()["readable"]
+    assert rank.test(ops[0]).ok
+    assert not rank.ask("event", timeout_ms=0)["readable"], "still readable after everything was taken"
+    for member, op in zip(streamer.job.ranks, ops):
+        assert member.outcome(op).data == arith.allreduce(INT32, "sum", inputs)
 
 
 def test_streams_go_on_when_the_op_is_over_and_have_its_result(streamer):
@@ -516,17 +547,45 @@ def test_the_trace_and_the_timeline_have_what_the_streams_took(daemon, tmp_path,
     job.close()
 
 
+def streams_of(events: list[dict]) -> dict[int, list[dict]]:
+    """The batches in the row of each GPU."""
+    pids = [event["pid"] for event in events if event.get("name") == "process_name" and "GPU-" in event["args"].get("name", "")]
+    return {pid: [event for event in events if event["pid"] == pid and event["ph"] == "X"] for pid in pids}
+
+
 def check_streams(events: list[dict], gpus_there: int, ops: int) -> None:
     """Each GPU has a row of its own, with these ops, which do not overlap."""
-    of_gpus = {event["pid"]: event["args"]["name"] for event in events
-               if event.get("name") == "process_name" and "GPU-" in event["args"].get("name", "")}
+    of_gpus = streams_of(events)
     assert len(of_gpus) == gpus_there, of_gpus
-    for pid in of_gpus:
-        took = [event for event in events if event["pid"] == pid and event["ph"] == "X"]
+    for took in of_gpus.values():
         assert {event["name"] for event in took} == {"KERNELS_ALLREDUCE" if gpus_there == 1 else "NCCL_ALLREDUCE"}
         assert sum(event["args"]["ops"] for event in took) == ops and all(event["dur"] > 0 for event in took), took
         for one, following in zip(took, took[1:]):
             assert one["ts"] + one["dur"] <= following["ts"] + 0.0015, (one, following)  # as they are rounded
+
+
+def test_ranks_and_a_hvdd_that_number_gpus_differently_mean_the_same_one():
+    with gpus("devices=3", environment={"CUDA_VISIBLE_DEVICES": "2"}) as daemon:
+        job = Job(daemon, 2, environments={0: {"CUDA_VISIBLE_DEVICES": "1,0"}, 1: {"CUDA_VISIBLE_DEVICES": "0,1"}})
+        inputs = inputs_of(2, 64)
+        for outcome in job.run("allreduce", dtype="int32", dims=[64], data=inputs, reduce_op="sum", memory="device", each={"gpu": [0, 1]}):
+            assert outcome.ok and outcome.data == arith.allreduce(INT32, "sum", inputs), outcome
+        row, = daemon.ctl.json("gpus")["gpus"]
+        assert row["gpu"].endswith("1"), row
+        job.close()
+
+
+def test_a_set_on_one_gpu_needs_no_nccl():
+    with gpus("devices=2", "op-failed", "comm-failed", environment={"HVD_NCCL_LIB": "/nonexistent"}) as daemon:
+        job = Job(daemon, 2)
+        reduce_on(job, [0, 0])
+        exchange(job, [0, 0])
+        if COUNT > 1:
+            for outcome in job.run("allreduce", dtype="int32", dims=[2], data=[bytes(8)] * 2, reduce_op="sum", memory="device",
+                                   each={"gpu": [0, 1]}):
+                assert outcome.status == Status.ERR_UNSUPPORTED and "/nonexistent" in outcome.text, outcome
+        reduce_on(job, [0, 0])
+        job.close()
 
 
 def test_an_instance_of_a_gpu_in_mig_mode_is_a_gpu_of_its_own():

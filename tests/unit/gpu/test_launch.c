@@ -241,6 +241,21 @@ START_TEST(a_gated_set_does_not_hold_up_another)
 }
 END_TEST
 
+/* Where a first launch loads its module, and so waits for all streams: each kernel was launched once at the start. */
+START_TEST(a_gated_set_does_not_hold_up_another_by_a_kernels_first_launch)
+{
+    const struct hvt_worker_wish wish = {.call_ns = 300 * HVI_NS_MS, .fake = ";sync=load"};
+
+    start_pair("", &wish);
+    uint64_t gated = allreduce(2, 4);
+    expect_launched(gated);
+    hvt_batch_expect(worker, copy_of_rank_1());
+    ck_assert_mem_eq(hvt_job_out(1), hvt_job_in(1), COUNT * sizeof(float));
+    open_gates();
+    hvt_batch_expect(worker, gated);
+}
+END_TEST
+
 /* More batches than a stream takes: the rest waits in the ring. */
 START_TEST(a_stream_that_is_full_takes_no_more_until_it_has_room)
 {
@@ -606,6 +621,7 @@ int main(void)
     tcase_add_test(tcase, many_batches_follow_each_other);
     tcase_add_test(tcase, batches_that_cannot_be_timed_are_answered_without_a_time);
     tcase_add_test(tcase, a_gated_set_does_not_hold_up_another);
+    tcase_add_test(faulty, a_gated_set_does_not_hold_up_another_by_a_kernels_first_launch);
     tcase_add_test(tcase, a_stream_that_is_full_takes_no_more_until_it_has_room);
     tcase_add_test(tcase, a_long_batch_goes_into_its_stream_in_portions);
     tcase_add_test(tcase, a_lie_ends_its_engine_and_no_other);
