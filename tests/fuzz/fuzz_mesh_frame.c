@@ -7,6 +7,7 @@
 #include "base/status.h"
 #include "daemon/engine/mesh/frame.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 struct outcome {
@@ -31,10 +32,12 @@ static struct outcome talk(const uint8_t *data, size_t size, size_t piece)
 {
     struct engine_mesh_frames frames = {0};
     struct engine_mesh_frame frame;
+    unsigned char *spare = NULL;
     struct outcome outcome = {.status = HVI_INPROGRESS};
 
     while (size > 0 && outcome.status == HVI_INPROGRESS) {
         size_t room, now = size < piece ? size : piece;
+        engine_mesh_frames_borrow(&frames, &spare);
         unsigned char *into = engine_mesh_frames_room(&frames, &room);
         HVT_FUZZ_REQUIRE(into != NULL && room > 0 &&
                          frames.room <= ENGINE_MESH_HEAD_BYTES + ENGINE_MESH_BODY_MAX);
@@ -46,9 +49,11 @@ static struct outcome talk(const uint8_t *data, size_t size, size_t piece)
         size -= now;
         while ((outcome.status = engine_mesh_frames_next(&frames, &frame)) == HVI_OK)
             note(&outcome, &frame);
+        engine_mesh_frames_lend(&frames, &spare);
     }
     HVT_FUZZ_REQUIRE(outcome.status == HVI_INPROGRESS || outcome.status == HVI_ERR_PROTOCOL);
     engine_mesh_frames_fini(&frames);
+    free(spare);
     return outcome;
 }
 

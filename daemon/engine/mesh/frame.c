@@ -123,6 +123,25 @@ void engine_mesh_frames_filled(struct engine_mesh_frames *frames, size_t bytes)
     frames->have += bytes;
 }
 
+void engine_mesh_frames_borrow(struct engine_mesh_frames *frames, unsigned char **spare_p)
+{
+    if (frames->bytes || !*spare_p)
+        return;
+    *frames = (struct engine_mesh_frames){.bytes = *spare_p, .room = ROOM_USUAL};
+    *spare_p = NULL;
+}
+
+void engine_mesh_frames_lend(struct engine_mesh_frames *frames, unsigned char **spare_p)
+{
+    if (frames->taken < frames->have)
+        return;
+    if (!*spare_p && frames->room == ROOM_USUAL) {
+        *spare_p = frames->bytes;
+        frames->bytes = NULL;
+    }
+    engine_mesh_frames_fini(frames);
+}
+
 void engine_mesh_frames_fini(struct engine_mesh_frames *frames)
 {
     free(frames->bytes);

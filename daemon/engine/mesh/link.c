@@ -276,13 +276,12 @@ static bool read_once(struct engine_mesh_peer *peer)
 {
     int status = engine_mesh_peer_read(peer);
 
-    if (status == HVI_INPROGRESS)
-        return false;
     if (status == HVI_OK)
         status = take_all(peer);
-    if (status != HVI_OK)
+    if (status != HVI_OK && status != HVI_INPROGRESS)
         end(peer, status);
-    return true;
+    engine_mesh_frames_lend(&peer->frames, &peer->link->spare);
+    return status != HVI_INPROGRESS;
 }
 
 static void read_from(struct engine_mesh_peer *peer)
@@ -574,5 +573,7 @@ void engine_mesh_link_close(struct engine_mesh_link *link)
     }
     link->timer = sd_event_source_disable_unref(link->timer);
     free(link->by_node);
+    free(link->spare);
     link->by_node = NULL;
+    link->spare = NULL;
 }

@@ -56,6 +56,7 @@ struct engine_mesh_link {
     struct engine_mesh_peer **by_node; /* [nodes]; NULL: no connection, and none wanted */
     struct engine_mesh_peer *peers;
     uint32_t edges_missing;
+    unsigned char *spare; /* for what comes next; NULL: a connection has it, or none has read yet */
     sd_event_source *timer;
     uint64_t looked_ns, beat_ns; /* the last look at the peers; the next beat */
 };

@@ -244,8 +244,9 @@ int engine_mesh_peer_flush(struct engine_mesh_peer *peer)
 int engine_mesh_peer_read(struct engine_mesh_peer *peer)
 {
     size_t room = 0;
-    unsigned char *into = engine_mesh_frames_room(&peer->frames, &room);
 
+    engine_mesh_frames_borrow(&peer->frames, &peer->link->spare);
+    unsigned char *into = engine_mesh_frames_room(&peer->frames, &room);
     if (!into)
         return HVI_ERR_NO_MEMORY;
     ssize_t got = recv(peer->fd, into, room, MSG_DONTWAIT);

@@ -460,6 +460,28 @@ START_TEST(messages_of_all_sizes_arrive_in_order_on_both_sides)
 }
 END_TEST
 
+START_TEST(connections_share_the_memory_for_what_they_read_and_one_keeps_it_for_a_part_of_a_frame)
+{
+    unsigned char beat[ENGINE_MESH_HEAD_BYTES + 8] = {0};
+    int fd = meet_raw();
+    const struct engine_mesh_link *link = &nodes[0].link;
+    const struct engine_mesh_peer *peer = link->by_node[1];
+
+    engine_mesh_frame_head(beat, ENGINE_MESH_BEAT, 8);
+    ck_assert_ptr_nonnull(link->spare);
+    ck_assert_ptr_null(peer->frames.bytes);
+    ck_assert_int_eq(send(fd, beat, 11, 0), 11);
+    until(peer->frames.have == 11, SOON);
+    ck_assert_ptr_null(link->spare);
+    const uint64_t beats = peer->row.beats;
+    ck_assert_int_eq(send(fd, beat + 11, 5, 0), 5);
+    until(peer->row.beats == beats + 1, SOON);
+    ck_assert_ptr_nonnull(link->spare);
+    ck_assert_ptr_null(peer->frames.bytes);
+    ck_assert_int_eq(nodes[0].lost, 0);
+}
+END_TEST
+
 START_TEST(a_node_that_does_not_read_is_lost_when_its_queue_is_full)
 {
     static unsigned char bytes[ENGINE_MESH_BODY_MAX];
@@ -975,6 +997,9 @@ int main(void)
     tcase_add_test(tcase, a_newer_connection_replaces_one_without_a_frame);
     tcase_add_test(tcase, messages_of_all_sizes_arrive_in_order_on_both_sides);
     tcase_add_test(tcase, what_a_slow_reader_gets_is_whole_and_in_order);
+    tcase_add_test(
+        tcase,
+        connections_share_the_memory_for_what_they_read_and_one_keeps_it_for_a_part_of_a_frame);
     tcase_add_test(tcase, a_node_that_does_not_read_is_lost_when_its_queue_is_full);
     tcase_add_test(tcase, a_goodbye_comes_after_the_last_message_and_is_no_loss);
     tcase_add_test(tcase, a_goodbye_is_heard_although_sending_fails_first);
