@@ -273,15 +273,26 @@ static void read_last_words(int log_fd, char *text_p, size_t text_size)
         memmove(text_p, line + 1, strlen(line + 1) + 1);
 }
 
-static int not_ready(int status, const char *program, const char *what, int log_fd)
+/* What of the environment it was given: "HVD_RENDEZVOUS is 'n1', HVD_KEY_FILE is '...': ". */
+static void describe_mesh(const struct client_mesh *mesh, char *text_p, size_t text_size)
+{
+    text_p[0] = '\0';
+    if (mesh)
+        snprintf(text_p, text_size,
+                 "HVD_RENDEZVOUS is '%.100s', HVD_KEY_FILE is '%.200s': ", mesh->place, mesh->key);
+}
+
+static int not_ready(int status, const char *given, const char *program, const char *what,
+                     int log_fd)
 {
     char words[512];
     read_last_words(log_fd, words, sizeof(words));
-    return client_error(status, "hvd_open: the private hvdd (%s) %s%s%s", program, what,
+    return client_error(status, "hvd_open: %sthe private hvdd (%s) %s%s%s", given, program, what,
                         words[0] ? "; its last words: " : "", words);
 }
 
-static int await_ready(int ready_fd, int log_fd, const char *program, uint64_t deadline_ns)
+static int await_ready(int ready_fd, int log_fd, const char *given, const char *program,
+                       uint64_t deadline_ns)
 {
     struct pollfd pollfd = {.fd = ready_fd, .events = POLLIN};
     char byte;
@@ -290,17 +301,19 @@ static int await_ready(int ready_fd, int log_fd, const char *program, uint64_t d
         if (ready > 0)
             break;
         if (ready == 0 || errno != EINTR)
-            return not_ready(HVD_ERR_ATTACH_TIMEOUT, program, "did not get ready in time", log_fd);
+            return not_ready(HVD_ERR_ATTACH_TIMEOUT, given, program, "did not get ready in time",
+                             log_fd);
     }
     if (read(ready_fd, &byte, 1) == 1)
         return HVD_OK;
-    return not_ready(HVD_ERR_NO_DAEMON, program, "ended before it was ready", log_fd);
+    return not_ready(HVD_ERR_NO_DAEMON, given, program, "ended before it was ready", log_fd);
 }
 
 static int start(const char *directory, const struct client_mesh *mesh, uint64_t deadline_ns)
 {
     char program[PATH_MAX];
     char path[PATH_MAX];
+    char given[400];
     struct gifts gifts = {-1, -1};
     int ready_fd = -1;
     pid_t pid;
@@ -319,7 +332,8 @@ static int start(const char *directory, const struct client_mesh *mesh, uint64_t
                           strerror(error));
     } else {
         reap(pid);
-        rc = await_ready(ready_fd, gifts.log_fd, program, deadline_ns);
+        describe_mesh(mesh, given, sizeof(given));
+        rc = await_ready(ready_fd, gifts.log_fd, given, program, deadline_ns);
     }
     close(gifts.log_fd);
     close(ready_fd);

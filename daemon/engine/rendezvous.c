@@ -17,8 +17,9 @@
 #include <string.h>
 #include <unistd.h>
 
-/* The rendezvous knows which nodes are missing, so its answer has this much longer. */
-#define GRACE_NS (5 * HVI_NS_SEC)
+/* The rendezvous knows which nodes are missing, and the gate whether there is one: their answers, 5 s after the time
+ * that they count from the node's last rank on, have this much longer. */
+#define GRACE_NS (7 * HVI_NS_SEC)
 #define ALONE_NS (10 * HVI_NS_SEC) /* for a new hvdd, which a service has within a second */
 
 static bool waits(const struct engine *engine)

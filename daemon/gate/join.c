@@ -721,11 +721,13 @@ static void give_up(struct gate_mesh *mesh, struct mesh_own *own)
     const struct mesh_seed *seed = own->at != NULL ? own->at : &mesh->seeds[0];
     char text[HVI_TEXT_MAX + 1];
 
-    snprintf(text, sizeof(text),
-             "node %s has no answer about job '%s' from the rendezvous at %s (%s): %.300s",
-             mesh->name, own->registered.job, seed->endpoint,
-             seed->address[0] != '\0' ? seed->address : "never reached",
-             seed->failure[0] != '\0' ? seed->failure : "it is silent");
+    snprintf(
+        text, sizeof(text),
+        "node %s has no answer about job '%s' from the rendezvous at %s (%s): %.300s; %s names it",
+        mesh->name, own->registered.job, seed->endpoint,
+        seed->address[0] != '\0' ? seed->address : "never reached",
+        seed->failure[0] != '\0' ? seed->failure : "it is silent",
+        mesh->of_nodes ? "mesh-seeds" : "HVD_RENDEZVOUS or mesh-join");
     own->answered = true;
     mesh_tell_error(mesh, &own->registered, HVI_ERR_ATTACH_TIMEOUT, text);
 }

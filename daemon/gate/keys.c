@@ -120,7 +120,7 @@ void gate_keys_fini(struct gate_keys *keys)
 
 /* ---- the file ---- */
 
-/* The file itself, or the one of the pair; its name in `name_p`. */
+/* The file itself, or the one of the pair; the name of the one that was looked at last in `name_p`. */
 static int open_one(const char *path, bool listens, char *name_p, size_t name_size)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
@@ -130,10 +130,6 @@ static int open_one(const char *path, bool listens, char *name_p, size_t name_si
         return fd;
     snprintf(name_p, name_size, "%s.%s", path, listens ? "server" : "client");
     fd = open(name_p, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-    if (fd < 0 && errno == ENOENT) {
-        snprintf(name_p, name_size, "%s", path);
-        errno = ENOENT;
-    }
     return fd;
 }
 

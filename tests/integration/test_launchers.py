@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who am I: arguments, then the innermost launcher's environment, and `hvdctl ranks` says where it came from."""
+import os
+import signal
 import time
 
 import pytest
 
-from hvt import Daemon, Rank, Status, check_prompt, wire
+from hvt import Daemon, Rank, Status, check_prompt, new_keys, procs, wait_until, wire
 from hvt.environment import clean_environment
 
 LAUNCHERS = {
@@ -149,3 +151,58 @@ def test_the_job_key_comes_from_the_environment_and_is_never_shown(daemon, envir
         rank=1, size=2).status == Status.ERR_REFUSED
     assert daemon.rank(environment=environment | {"HVD_JOB_ID": job}).try_open(rank=1, size=2).ok
     assert "k1" not in daemon.log_text()
+
+
+# ---- a place to meet that is none ----
+
+
+@pytest.fixture(name="elsewhere")
+def _elsewhere(tmp_path):
+    """Starts rank 1 of a job on two nodes, for which there is a private hvdd that meets others at this place."""
+    started = []
+
+    def start(place, keys, **more):
+        rank = Rank(clean_environment() | LAUNCHERS["hvdrun"] | ON_TWO_NODES["hvdrun"] | more
+                    | {"HVD_SIZE": "2", "HVD_LOCAL_SIZE": "1", "HVD_LOCAL_RANK": "0", "HVD_CROSS_RANK": "1",
+                       "XDG_RUNTIME_DIR": str(tmp_path), "HVD_RENDEZVOUS": place, "HVD_KEY_FILE": str(keys)})
+        started.append(rank)
+        return rank
+
+    yield start
+    for rank in started:
+        rank.stop()
+    for pid in procs.pids():
+        if f"--runtime-dir {tmp_path}/" in procs.cmdline(pid):
+            os.kill(pid, signal.SIGTERM)
+    wait_until(lambda: not list(tmp_path.glob("hvdd-*/*")), "the private hvdd to go")
+
+
+def test_a_rendezvous_that_cannot_be_reached_is_named_with_its_variable(elsewhere, tmp_path):
+    # No machine has an address of 192.0.2.0/24, which is for documentation.
+    rank = elsewhere("192.0.2.99", new_keys(tmp_path / "keys"), HVD_START_TIMEOUT="0.5")
+    rank.open("wide")
+    began_ns = time.monotonic_ns()
+    outcome = rank.wait(rank.submit("barrier"), seconds=20)
+    check_prompt("the rank was told", time.monotonic_ns() - began_ns - 500_000_000, 6_000_000_000)
+    assert outcome.status == Status.ERR_ATTACH_TIMEOUT, outcome
+    assert "has no answer about job 'wide' from the rendezvous at 192.0.2.99:9600 (never reached): " in outcome.text
+    assert "HVD_RENDEZVOUS or mesh-join names it" in outcome.text
+
+
+@pytest.mark.parametrize("place, words", [("no-such-host.invalid", "the host no-such-host.invalid is not known here"),
+                                          ("127.0.0.1:99999", '"127.0.0.1:99999" is no HOST or HOST:PORT')])
+def test_a_place_that_is_none_is_told_with_the_variables(elsewhere, tmp_path, place, words):
+    keys = new_keys(tmp_path / "keys")
+    outcome = elsewhere(place, keys).try_open("wide")
+    assert outcome.status == Status.ERR_NO_DAEMON, outcome
+    assert f"hvd_open: HVD_RENDEZVOUS is '{place}', HVD_KEY_FILE is '{keys}': the private hvdd (" in outcome.text
+    assert words in outcome.text
+
+
+def test_a_node_without_its_half_of_the_keys_is_told_which_file_is_missing(elsewhere, tmp_path):
+    keys = new_keys(tmp_path / "keys")
+    keys.with_suffix(".client").unlink()
+    outcome = elsewhere("192.0.2.99", keys).try_open("wide")
+    assert outcome.status == Status.ERR_NO_DAEMON, outcome
+    assert f"HVD_KEY_FILE is '{keys}': the private hvdd (" in outcome.text
+    assert f"the mesh key {keys}.client cannot be used: No such file or directory" in outcome.text

@@ -168,7 +168,7 @@ def test_a_missing_key_is_one_sentence_that_says_how_to_make_one(tmp_path):
     done = subprocess.run([program("hvdd"), "--private", f"--runtime-dir={tmp_path}/run", "--mesh-listen=127.0.0.1:0"],
                           capture_output=True, text=True, timeout=scaled(20), check=False, stdin=subprocess.DEVNULL)
     assert done.returncode == 1
-    assert f"the mesh key {tmp_path}/run/mesh.key cannot be used: No such file or directory; make a pair with " \
+    assert f"the mesh key {tmp_path}/run/mesh.key.server cannot be used: No such file or directory; make a pair with " \
            "`hvdctl key new PREFIX`" in done.stderr
     # The wrong one of the pair.
     keys = new_keys(tmp_path / "mesh")

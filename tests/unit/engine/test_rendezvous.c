@@ -669,10 +669,10 @@ static void age(uint64_t seconds)
 START_TEST(nodes_that_do_not_come_end_every_session_after_the_start_timeout)
 {
     attach_all();
-    age(603); /* the rendezvous has a little longer to say who is missing */
+    age(606); /* the rendezvous has a little longer to say who is missing */
     hvt_bench_turn(&bench);
     ck_assert(!bench.engine->sessions.stopping);
-    age(3);
+    age(2);
     expect_end(-1, HVI_ERR_NODE_LOST,
                "job 'test-job' has waited 600 s (HVD_START_TIMEOUT) for nodes: all 4 ranks of this "
                "one are here, the other 999996 of 1000000 are not");

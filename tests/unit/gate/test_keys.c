@@ -101,7 +101,8 @@ START_TEST(a_missing_file_says_how_to_make_one)
 
     ck_assert_int_eq(gate_keys_read(path, false, &keys, text, sizeof(text)), HVI_ERR_REFUSED);
     snprintf(expected, sizeof(expected),
-             "the mesh key %s cannot be used: No such file or directory; make a pair with `hvdctl "
+             "the mesh key %s.client cannot be used: No such file or directory; make a pair with "
+             "`hvdctl "
              "key new PREFIX`: PREFIX.server is for the node that listens, PREFIX.client for those "
              "that join",
              path);

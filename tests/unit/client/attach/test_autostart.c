@@ -200,6 +200,25 @@ START_TEST(a_job_of_several_nodes_has_a_daemon_that_meets_others)
 }
 END_TEST
 
+START_TEST(a_daemon_of_a_mesh_that_fails_is_told_with_the_variables_it_was_given)
+{
+    struct hvd_session *session;
+    char expected[256];
+    setenv("HVT_FAKE_HVDD", "fail", 1);
+    setenv("HVD_KEY_FILE", "/dev/null", 1);
+    span_to("n1:99999", "hvdd-n1-99999");
+    ck_assert_int_eq(hvd_open(&options, &session), HVD_ERR_NO_DAEMON);
+    snprintf(expected, sizeof expected,
+             "hvd_open: HVD_RENDEZVOUS is 'n1:99999', HVD_KEY_FILE is '/dev/null': the private "
+             "hvdd (%s",
+             getenv("HVDD_PROGRAM"));
+    ck_assert_msg(strncmp(hvd_last_error(), expected, strlen(expected)) == 0, "%s",
+                  hvd_last_error());
+    ck_assert_ptr_nonnull(strstr(hvd_last_error(), "its last words: no luck"));
+    ck_assert_int_eq(mkdir(dir, 0700), 0); /* for tear_down */
+}
+END_TEST
+
 START_TEST(a_rendezvous_without_a_key_file_is_a_sentence_that_says_how_to_make_one)
 {
     struct hvd_session *session;
@@ -447,6 +466,7 @@ int main(int argc, char **argv)
     tcase_add_test(tcase, many_that_open_at_once_start_one);
     tcase_add_test(tcase, a_daemon_that_fails_has_last_words_and_leaves_nothing);
     tcase_add_test(tcase, a_job_of_several_nodes_has_a_daemon_that_meets_others);
+    tcase_add_test(tcase, a_daemon_of_a_mesh_that_fails_is_told_with_the_variables_it_was_given);
     tcase_add_test(tcase, a_rendezvous_without_a_key_file_is_a_sentence_that_says_how_to_make_one);
     tcase_add_test(tcase, a_log_that_was_asked_for_is_kept);
     tcase_add_test(tcase, a_daemon_that_never_gets_ready_costs_the_timeout);
