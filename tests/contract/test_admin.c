@@ -474,6 +474,33 @@ START_TEST(a_rank_that_is_killed_is_an_event)
 }
 END_TEST
 
+static pid_t engine_of(const char *job)
+{
+    ask(HVD_ADMIN_JOBS, NULL);
+    for (size_t i = 0; i < answer->job_count; i++)
+        if (strcmp(answer->jobs[i]->job, job) == 0)
+            return answer->jobs[i]->engine_pid;
+    ck_abort_msg("no job %s among %zu", job, answer->job_count);
+}
+
+START_TEST(an_engine_that_is_killed_is_an_event_and_its_generation_ends)
+{
+    subscribe();
+    open_ranks("killed-engine");
+    const pid_t engine = engine_of("killed-engine");
+    ck_assert_int_gt(engine, 0);
+    kill(engine, SIGKILL);
+    const struct hvd_admin_event *event = await_event(HVD_ADMIN_EVENT_ENGINE_LOST, "killed-engine");
+    ck_assert_int_eq(event->pid, engine);
+    ck_assert_uint_eq(event->uid, getuid());
+    ck_assert_int_eq(event->rank, HVD_ADMIN_ANY);
+    ck_assert_ptr_nonnull(strstr(event->text, "SIGKILL"));
+    await_event(HVD_ADMIN_EVENT_GENERATION_ENDED, "killed-engine");
+    close_ranks();
+    hvd_admin_events_close(events);
+}
+END_TEST
+
 START_TEST(an_op_that_waits_too_long_is_an_event)
 {
     subscribe();
@@ -586,6 +613,7 @@ int main(void)
     tcase_add_test(tests, a_hvdd_that_stands_still_is_a_timeout_and_a_late_answer_is_dropped);
     tcase_add_test(tests, a_question_is_asked_again_when_the_gate_dies);
     tcase_add_test(tests, a_rank_that_is_killed_is_an_event);
+    tcase_add_test(tests, an_engine_that_is_killed_is_an_event_and_its_generation_ends);
     tcase_add_test(tests, an_op_that_waits_too_long_is_an_event);
     tcase_add_test(tests, the_descriptor_is_readable_as_long_as_an_event_waits);
     tcase_add_test(tests, a_gate_that_dies_costs_events_and_the_subscription_goes_on);

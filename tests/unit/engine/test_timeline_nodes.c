@@ -15,6 +15,8 @@
 #define WISH  (1ull << 62)
 #define NODES 3u
 #define KEPT  4096u
+/* The other nodes' clocks are so much ahead. */
+#define AHEAD_NS (1000 * HVI_NS_SEC)
 
 /* What an answer begins with. */
 enum { GOES_ON = 1, OVER, REFUSED };
@@ -121,6 +123,22 @@ static bool file_has(const char *text)
     return has;
 }
 
+/* The latest time that the file has, in seconds since its beginning. */
+static double latest(void)
+{
+    static char bytes[65536];
+    double most = 0;
+
+    ssize_t length = pread(file_fd, bytes, sizeof bytes - 1, 0);
+    ck_assert_int_gt(length, 0);
+    bytes[length] = '\0';
+    for (const char *at = bytes; (at = strstr(at, "\"ts\": ")) != NULL; at++) {
+        double seconds = strtod(at + strlen("\"ts\": "), NULL) / 1e6;
+        most = seconds > most ? seconds : most;
+    }
+    return most;
+}
+
 /* ---- the other nodes ---- */
 
 /* What node `node` is asked next. */
@@ -163,7 +181,7 @@ static uint64_t tell_clock(uint32_t node)
         const struct hvi_mesh_ask *ask = next_ask(node);
         ck_assert_uint_eq(ask->query_bytes, 0);
         clock.number = ask->number;
-        clock.heard_ns = clock.said_ns = hvi_clock_ns();
+        clock.heard_ns = clock.said_ns = hvi_clock_ns() + AHEAD_NS;
         ck_assert(engine_timeline_answered(watch, node, &clock));
     }
     return clock.number;
@@ -241,8 +259,8 @@ START_TEST(the_file_has_what_other_nodes_send_and_is_complete_when_they_are_over
     };
     uint64_t number;
 
-    records.name.ts_ns = records.begin.ts_ns = hvi_clock_ns();
-    records.end.ts_ns = records.begin.ts_ns + 1000;
+    records.name.ts_ns = records.begin.ts_ns = hvi_clock_ns() + AHEAD_NS;
+    records.end.ts_ns = records.begin.ts_ns + 7 * HVI_NS_SEC;
     meet();
     send_start();
     number = begin(1);
@@ -260,6 +278,8 @@ START_TEST(the_file_has_what_other_nodes_send_and_is_complete_when_they_are_over
     end(2, number);
     expect_ack(HVI_OK, "");
     ck_assert(file_has("1 b: w7"));
+    ck_assert_double_gt(latest(), 1); /* 7 s after it began, by this node's clock */
+    ck_assert_double_lt(latest(), 500);
     ck_assert_int_eq(hvt_log_count("timeline-part"), 0);
 }
 END_TEST
