@@ -327,8 +327,8 @@ enum hvd_admin_event_kind {
     HVD_ADMIN_EVENT_GENERATION_ENDED = 4, /* of .job, on this node */
     HVD_ADMIN_EVENT_ENGINE_LOST = 5,      /* of .job: .pid, .text */
     HVD_ADMIN_EVENT_NODE_JOINED = 6,      /* .node: a node has joined the mesh ... */
-    HVD_ADMIN_EVENT_NODE_LOST = 7,        /* ... or left it. The node that listens tells this */
-    HVD_ADMIN_EVENT_STALL = 8             /* an op of .job has waited for the stall check: .text */
+    HVD_ADMIN_EVENT_NODE_LOST = 7, /* ... or left it. Only nodes that listen (seeds) tell it */
+    HVD_ADMIN_EVENT_STALL = 8      /* an op of .job has waited for the stall check: .text */
 };
 
 struct hvd_admin_event {
@@ -343,7 +343,7 @@ struct hvd_admin_event {
 };
 
 /* What happens on the node of that hvdd, from now on: of the jobs of the caller's own user; root and hvdd's user
- * see all of them. */
+ * see all of them. Of hosts that change there is nothing yet: a job keeps its own until there are elastic ones. */
 struct hvd_admin_events;
 
 /* By a connection of its own: `admin` may be closed meanwhile. Blocks up to timeout_ns; what happens
