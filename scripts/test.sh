@@ -8,6 +8,7 @@
 #                                                   on PyTorch and a little with Keras 2; by default only a small set
 #   scripts/test.sh release -C Whole                also what the default leaves out to take less time,
 #                                                   but not what is left to scripts/nightly.sh
+#   scripts/test.sh tsan --leave-out ci-tsan        without what tests/skips.txt leaves out so, as .ci/run does; prints it
 #
 # --only unit,contract builds no more than tests with these labels need, and runs them: unit, contract, property, fuzz.
 # CC=clang builds with clang, in build-PRESET-clang. What was skipped or late is listed at the end; a skip that tests/skips.txt does

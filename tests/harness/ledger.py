@@ -112,6 +112,8 @@ def _has_no_ipv6() -> bool:
     return False
 
 
+#: How the conditions of tests that .ci/run leaves out begin (run-ctest --leave-out). They allow no skip.
+LEFT_OUT = "ci-"
 #: What a line of tests/skips.txt may name, and when it holds.
 CONDITIONS: dict[str, Callable[[], bool]] = {
     "no-soak": lambda: "--soak" not in sys.argv,
@@ -152,6 +154,8 @@ CONDITIONS: dict[str, Callable[[], bool]] = {
     "daemon": _is_daemon_here,
     "keras-2": _keras_2,
     "keras-3": lambda: not _keras_2(),
+    "ci-asan": lambda: False,
+    "ci-tsan": lambda: False,
 }
 
 
@@ -176,7 +180,8 @@ def parse(text: str) -> Iterator[tuple[int, Entry | None]]:
 
 
 @functools.lru_cache(maxsize=None)
-def _entries() -> list[Entry]:
+def entries() -> list[Entry]:
+    """All of them."""
     return [entry for _, entry in parse(list_path().read_text(encoding="utf-8")) if entry]
 
 
@@ -189,7 +194,7 @@ def allowed(test: str, conditions: str = "") -> str:
     """Why a test may be skipped here, "" if it may not. An entry without parameters stands for all of them. `conditions`: how those
     begin that count."""
     names = (test, test.partition("[")[0])
-    return next((f"{entry.condition}: {entry.why}" for entry in _entries() for name in names
+    return next((f"{entry.condition}: {entry.why}" for entry in entries() for name in names
                  if entry.condition.startswith(conditions) and matches(name, entry.test) and CONDITIONS[entry.condition]()), "")
 
 

@@ -272,6 +272,59 @@ def test_what_fails_twice_crashes_hangs_or_races_did_not_fail_by_chance(tmp_path
     assert done.returncode == 8 and "FLAKY" not in done.stdout, done.stdout
 
 
+def test_what_the_list_refuses_is_no_failure_that_a_second_run_may_mend(tmp_path):
+    """scripts/test.sh runs what failed once more on ctest's status 8; the skip, which it would not see again, is another."""
+    for listed, notes in (("", "skip\\tunit/a/test_b.c::c\\tnot root\\n"), ("", "late\\tfault/test_x.py::test_y\\t12 ms\\n" * 6)):
+        done = ctest(tmp_path, listed, "-R", "unit.(bad|writes)", notes=notes)
+        assert done.returncode == 1 and "tests failed out of 2" in done.stdout, done.stdout
+        assert "allows that here: 1" in done.stdout or "TOO MANY" in done.stdout
+
+
+def test_all_that_failed_is_run_once_more_also_where_some_were_run_alone(tmp_path):
+    assert ctest(tmp_path, "", "-R", "chance.twice|unit.bad").returncode == 8
+    done = ctest(tmp_path, "", "--rerun-failed")
+    assert done.returncode == 8 and "chance.twice" in done.stdout and "unit.bad" in done.stdout, done.stdout
+
+
+LEFT = "chance.once  ci-asan  it is by chance\nunit.bad  ci-asan  it is bad\nunit.goo  ci-tsan  another step\n"
+
+
+@pytest.mark.parametrize("more", [[], ["-R", "unit.(good|bad)|chance.(once|crash)"]])
+def test_what_a_step_leaves_out_is_a_list_of_whole_names_and_printed(tmp_path, more):
+    for again in ([], ["--rerun-failed"]):
+        (tmp_path / "crash").unlink(missing_ok=True)
+        done = ctest(tmp_path, LEFT + "lint.skips  no-soak  why\nunit.off  no-soak  why\n", "--leave-out", "ci-asan", *more, *again)
+        assert done.returncode == 8, done.stdout + done.stderr
+        assert "as tests/skips.txt says by ci-asan: 2\n    chance.once: it is by chance\n    unit.bad: it is bad\n" in done.stdout
+        assert ("left out by the other arguments, with their labels: 6\n" in done.stdout) == bool(more)
+        assert "unit.bad (" not in done.stdout and "chance.once (" not in done.stdout and "chance.crash (" in done.stdout
+
+
+@pytest.mark.parametrize("listed, step, more, said", [
+    ("unit.goo  ci-asan  why\nunit.ba*  ci-asan  why\n", "ci-asan", [], "what is no test here: unit.ba* unit.goo"),
+    ("nightly.bad  ci-asan  why\n", "ci-asan", [], "what is no test here: nightly.bad"),
+    (LEFT, "ci-msan", [], "'ci-msan'"), (LEFT, "", [], "''"), (LEFT, "ci-asan", ["-E", "bad"], "no -E beside it")])
+def test_what_a_step_leaves_out_has_to_be_there(tmp_path, listed, step, more, said):
+    done = ctest(tmp_path, listed, *more, "--leave-out", *([step] if step else []))
+    assert done.returncode == 1 and said in done.stderr and "Start" not in done.stdout, done.stdout + done.stderr
+
+
+def test_what_a_step_leaves_out_may_not_be_skipped_elsewhere(tmp_path):
+    done = ctest(tmp_path, "lint.skips  ci-asan  why\n", "-R", "lint.skips")
+    assert done.returncode == 1 and "SKIPPED, and no line of tests/skips.txt allows that here: 1" in done.stdout
+
+
+@pytest.mark.parametrize("count, listed, status, code", [
+    (5, True, 0, 0), (6, True, 0, 1), (0, False, 0, 1), (6, True, 3, 1), (0, True, 3, 3)])
+def test_a_command_is_judged_alike(tmp_path, count, listed, status, code):
+    notes = "late\\tfault/test_x.py::test_y\\t12 ms\\n" * count + "skip\\tunit/a/test_b.c::c\\tnot root\\n"
+    done = ctest(tmp_path, "unit/a/test_b.c::c  no-soak  it may be\n" * listed, "--", "sh", "-c",
+                 f"echo '3 passed in 0.1s'; printf '%b' \"$NOTES\" >>\"$HVT_EVENTS\"; echo; exit {status}", notes=notes)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert ("TOO MANY" in done.stdout) == (count > 5) and ("SKIPPED, and no line" in done.stdout) == (not listed)
+    assert done.stdout.endswith("\n3 passed in 0.1s\n")
+
+
 def test_a_test_of_one_configuration_that_fails_is_found_again(tmp_path):
     done = ctest(tmp_path, "", "-C", "Nightly", "-R", "nightly.bad")
     assert done.returncode == 8 and "FLAKY" not in done.stdout, done.stdout

@@ -31,13 +31,20 @@ def _is_in_a_loop(label, name, text):
                for prefix, made in _CHECK.findall(text) if made == label)
 
 
+def _is_of_pytest(tree, label, name):
+    """Whether it is a file for which hvt_pytest makes a test."""
+    return any(f"hvt_pytest({label} " in tree.read(path) and path.replace("CMakeLists.txt", f"test_{name}.py") in tree.files
+               for path in tree.named("CMakeLists.txt"))
+
+
 def is_there(tree, pattern):
     """Whether there is a test for this line of tests/skips.txt, or of this name in ctest."""
     if "::" not in pattern:
         label, _, name = pattern.rstrip("*").partition(".")
         texts = [tree.read(path) for path in tree.named("CMakeLists.txt")]
-        return any(f" {label}.{name}" in text or f"hvd_{label}({name}" in text or f"hvd_check_test({name} LABEL {label}" in text
-                   or _is_in_a_loop(label, name, text) for text in texts)
+        return _is_of_pytest(tree, label, name) or any(
+            f" {label}.{name}" in text or f"hvd_{label}({name}" in text or f"hvd_check_test({name} LABEL {label}" in text
+            or _is_in_a_loop(label, name, text) for text in texts)
     file, _, function = pattern.partition("::")
     path = f"tests/{file}"
     return path in tree.files and any(ledger.matches(test, function) for test in tests_of(tree, path))
@@ -54,6 +61,8 @@ def find(tree):
                 yield offence(path, number, f"no condition of tests/harness/ledger.py: {entry.condition}")
             elif entry[:2] in seen:
                 yield offence(path, number, "said twice")
+            elif entry.condition.startswith(ledger.LEFT_OUT) and ("*" in entry.test or "::" in entry.test):
+                yield offence(path, number, "what is left out is one test of ctest, by its whole name")
             elif not is_there(tree, entry.test):
                 yield offence(path, number, f"there is no such test: {entry.test}")
             if entry:
@@ -67,6 +76,8 @@ def find(tree):
 
 _RULES = {"tests/a/conftest.py": "from hvt.plugin import *\n"}
 _PYTHON = _RULES | {"tests/a/test_x.py": "def test_y():\n", "tests/a/test_k.py": "def case_z(keras):\n\n\ndef test_two(case):\n"}
+_ADDED = _PYTHON | {"tests/a/CMakeLists.txt": "hvt_pytest(fault 9)\nhvd_check_test(c LABEL unit c.c)\nforeach(name a b)\n"
+                                             "  hvd_check_test(l_${name} LABEL unit test_${name}.c)\n"}
 CASES = [
     Case(_PYTHON | {"tests/skips.txt": "# none\n\na/test_x.py::test_y  not-root  why not\na/test_x.py::*  asan  why\n"}),
     Case({"tests/a/test_x.c": "START_TEST(it_is)\n", "tests/skips.txt": "a/test_x.c::it_*  tsan  why\n"}),
@@ -85,6 +96,11 @@ CASES = [
     Case(_RULES | {"tests/a/test_x.py": "def test_y():\n", "tests/skips.txt": 2 * "a/test_x.py::*  asan  why\n"},
          {"tests/skips.txt:2"}),
     Case({"tests/a/test_x.py": "def test_y():\n"}, {"tests/a/test_x.py:1"}),
+    Case(_ADDED | {"tests/skips.txt": "fault.x  ci-asan  why\nunit.c  ci-tsan  why\nunit.l_b  ci-tsan  why\n"}),
+    Case(_ADDED | {"tests/skips.txt": "fault.y  ci-asan  why\nunit.x  ci-asan  why\nunit.d  ci-tsan  why\n"},
+         {f"tests/skips.txt:{number}" for number in (1, 2, 3)}),
+    Case(_ADDED | {"tests/skips.txt": "fault.*  ci-asan  why\na/test_x.py::test_y  ci-asan  why\n"},
+         {"tests/skips.txt:1", "tests/skips.txt:2"}),
 ]
 
 if __name__ == "__main__":
