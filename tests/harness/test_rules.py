@@ -47,6 +47,14 @@ def test_late(name, shared, own, tmp_path):
 """
 
 
+SOAK = """import pytest
+
+@pytest.mark.soak
+def test_x():
+    pass
+"""
+
+
 LEAVES = """
 from hvt import check_prompt
 
@@ -117,6 +125,20 @@ pytest.importorskip("no_such_module")
 def test_a():
     pass
 """}
+
+
+@pytest.mark.parametrize("more, kept", [([], 0), (["--soak"], 2)])
+def test_files_of_several_folders_run_together(folder, more, kept):
+    """As scripts/nightly.sh has them."""
+    for name in ("a", "b"):
+        (folder / name).mkdir()
+        (folder / name / "conftest.py").write_text(CONFTEST, encoding="utf-8")
+        (folder / name / f"test_{name}.py").write_text(SOAK, encoding="utf-8")
+    (folder / "conftest.py").unlink()
+    (folder / "skips.txt").write_text("test_?.py::test_x  no-soak  why\n", encoding="utf-8")
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *more, "a/test_a.py", "b/test_b.py"], cwd=folder,
+                          env=os.environ | {"HVT_SKIPS": str(folder / "skips.txt")}, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0 and f"{kept or 2} {'passed' if kept else 'skipped'}" in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("how", SKIPS)

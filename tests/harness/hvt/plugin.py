@@ -11,8 +11,9 @@ from hvt.nodes import Nodes, missing
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """--soak also runs what takes minutes."""
-    parser.addoption("--soak", action="store_true", help="also run the tests that take minutes")
+    """--soak also runs what takes minutes. Where files of several folders run, each of which has these fixtures, it is there once."""
+    with contextlib.suppress(ValueError):
+        parser.addoption("--soak", action="store_true", help="also run the tests that take minutes")
 
 
 def pytest_configure(config: pytest.Config) -> None:
