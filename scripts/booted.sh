@@ -102,4 +102,4 @@ if [ -z "${HVD_BUILD_DIR:-}" ]; then
     cmake --build build-release -j "$(nproc)"
     export HVD_BUILD_DIR=$PWD/build-release
 fi
-exec tests/harness/run-pytest -q -rs -p no:cacheprovider tests/booted "$@"
+exec tests/harness/run-ctest "$HVD_BUILD_DIR" -- tests/harness/run-pytest -q -rs -p no:cacheprovider tests/booted "$@"
