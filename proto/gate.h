@@ -30,6 +30,7 @@ struct hvi_gate_start {
     uint64_t start_timeout_ns;
     uint32_t max_admin, max_admin_per_user, admin_rate_per_user; /* base/limits.def */
     char mesh_seeds[HVI_WIRE_PATH];                              /* HOST:PORT,..., or "" */
+    bool one_job; /* hvdrun has started hvdd, and starts no other one */
 };
 struct hvi_gate_ask {
     uint64_t ticket;

@@ -289,7 +289,7 @@ struct hvi_engine_start {
     uint64_t linger_ns, silence_ns;
     int32_t seats; /* 0: size */
     uint32_t port_first, port_last, net_lanes;
-    bool gpu, encrypt, region_asks;
+    bool gpu, encrypt, region_asks, one_job;
     char net_transport[HVI_WIRE_SHORT_TEXT]; /* "": "tcp" */
     char trusted_networks[HVI_WIRE_PATH];
 };

@@ -29,6 +29,7 @@ static const struct wire_field gate_start_fields[] = {
     U32(14, hvi_gate_start, max_admin_per_user),
     U32(15, hvi_gate_start, admin_rate_per_user),
     TEXT(16, hvi_gate_start, mesh_seeds, ANY),
+    FLAG(17, hvi_gate_start, one_job),
 };
 static const struct wire_table gate_start = TABLE(gate_start, gate_start_fields, 0);
 

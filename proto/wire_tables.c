@@ -333,6 +333,7 @@ static const struct wire_field engine_start_fields[] = {
     FLAG(79, hvi_engine_start, region_asks),
     TEXT(80, hvi_engine_start, net_transport, ANY),
     TEXT(81, hvi_engine_start, trusted_networks, ANY),
+    FLAG(82, hvi_engine_start, one_job),
 };
 static const struct wire_table engine_start = TABLE(engine_start, engine_start_fields, 0);
 

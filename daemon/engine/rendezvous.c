@@ -98,9 +98,32 @@ static uint64_t deadline_ns(const struct engine *engine)
            (all_are_here(engine) ? GRACE_NS : 0);
 }
 
+static uint64_t alone_until_ns(const struct engine *engine)
+{
+    return engine->rendezvous.alone_ns + (engine->start.one_job ? 0 : ALONE_NS);
+}
+
 static bool is_alone_for_good(const struct engine *engine, uint64_t now_ns)
 {
-    return engine->sessions.alone && now_ns >= engine->rendezvous.alone_ns + ALONE_NS;
+    return engine->sessions.alone && now_ns >= alone_until_ns(engine);
+}
+
+static void fail_alone(struct engine *engine, const char *what)
+{
+    char text[HVI_TEXT_MAX + 1], node[HVI_WIRE_NODE_NAME] = "";
+
+    gethostname(node, sizeof node - 1);
+    if (engine->start.one_job)
+        snprintf(text, sizeof text,
+                 "the private hvdd of node %s has ended, and job '%s' still waits for %s; start it "
+                 "again",
+                 node, engine->start.job, what);
+    else
+        snprintf(text, sizeof text,
+                 "hvdd on %s has been gone for %u s, and job '%s' still waits for %s; start it "
+                 "again",
+                 node, (unsigned)(ALONE_NS / HVI_NS_SEC), engine->start.job, what);
+    fail(engine, HVI_ERR_JOB_STOPPED, text);
 }
 
 static void arm(struct engine *engine)
@@ -110,8 +133,8 @@ static void arm(struct engine *engine)
 
     if (warn_ns > 0 && engine->rendezvous.warned_ns + warn_ns < due_ns)
         due_ns = engine->rendezvous.warned_ns + warn_ns;
-    if (engine->sessions.alone && engine->rendezvous.alone_ns + ALONE_NS < due_ns)
-        due_ns = engine->rendezvous.alone_ns + ALONE_NS;
+    if (engine->sessions.alone && alone_until_ns(engine) < due_ns)
+        due_ns = alone_until_ns(engine);
     sd_event_source_set_time_relative(engine->rendezvous.timer,
                                       due_ns > now_ns ? (due_ns - now_ns) / 1000 + 1 : 0);
     sd_event_source_set_enabled(engine->rendezvous.timer, SD_EVENT_ONESHOT);
@@ -127,10 +150,7 @@ static int on_timer(sd_event_source *source, uint64_t usec, void *user)
         return 0;
     describe(engine, what, sizeof what);
     if (is_alone_for_good(engine, hvi_clock_ns())) {
-        snprintf(text, sizeof text,
-                 "hvdd has been gone for %u s, and job '%s' still waits for %s; start it again",
-                 (unsigned)(ALONE_NS / HVI_NS_SEC), engine->start.job, what);
-        fail(engine, HVI_ERR_JOB_STOPPED, text);
+        fail_alone(engine, what);
         return 0;
     }
     if (hvi_deadline_passed(deadline_ns(engine))) {

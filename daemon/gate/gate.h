@@ -25,6 +25,7 @@ struct gate {
     sd_event *event;
     struct hvi_gate_start start;
     uint64_t descriptors; /* that the gate may have open */
+    pid_t hvdd;           /* whose death the gate outlives for a moment; 0: it does not */
 
     int link_fd; /* to hvdd */
     sd_event_source *link, *term;
@@ -43,6 +44,8 @@ struct gate {
 /* Gives up capabilities and new privileges, bounds memory and descriptors, and lets the kernel end
  * the process with its parent. Before the first byte of a stranger. Logs. */
 int gate_limits_apply(struct gate *gate);
+/* The kernel does not end it with its parent any more, but ends it soon after, whatever it does then. False after logging. */
+bool gate_limits_outlive(struct gate *gate);
 
 /* ---- link.c: the socket to hvdd ---- */
 
@@ -79,6 +82,9 @@ void gate_mesh_register(struct gate *gate, struct hvi_node_register *registered)
 /* It has gone. Without a number it had never registered: where the status is HVI_OK, the job begins anew here, and what its last
  * engine has said and no rendezvous has heard is over. */
 void gate_mesh_withdraw(struct gate *gate, const struct hvi_node_withdraw *withdrawn);
+/* hvdd has died, and none takes its place: nodes that wait for this one are told. False: nobody has to be told; else the loop
+ * ends when all have heard it, or after a second. */
+bool gate_mesh_orphaned(struct gate *gate);
 /* Asks all nodes for the connection of that number, whose request it is: which there are (`what` is HVI_ADMIN_NODES) or which
  * jobs they have (HVI_ADMIN_JOBS). The answer comes by gate_admin_answer, soon or at once, where the status is HVI_OK;
  * HVI_ERR_UNSUPPORTED: there is no mesh; HVI_ERR_LIMIT: too many ask. */

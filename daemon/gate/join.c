@@ -419,6 +419,42 @@ void mesh_join_withdraw(struct gate_mesh *mesh, const struct hvi_node_withdraw *
     flush_all(mesh);
 }
 
+bool mesh_join_orphaned(struct gate_mesh *mesh)
+{
+    struct hvi_node_withdraw withdrawn = {.rank = -1, .status = HVI_ERR_NODE_LOST};
+    struct mesh_own *own, *spare;
+    bool any = false;
+
+    DL_FOREACH_SAFE(mesh->own, own, spare)
+    {
+        if (own->answered || own->gone)
+            continue;
+        any = true;
+        withdrawn.uid = own->registered.uid;
+        withdrawn.registration = own->registered.registration;
+        snprintf(withdrawn.job, sizeof(withdrawn.job), "%s", own->registered.job);
+        snprintf(withdrawn.text, sizeof(withdrawn.text),
+                 "hvdd on %s has ended before the nodes of job '%s' had met, and none takes its "
+                 "place",
+                 mesh->name, own->registered.job);
+        lose(mesh, own, &withdrawn);
+    }
+    flush_all(mesh);
+    return any;
+}
+
+bool mesh_join_is_heard(const struct gate_mesh *mesh)
+{
+    const struct mesh_own *own;
+
+    DL_FOREACH(mesh->own, own)
+    {
+        if (own->gone && (own->at == NULL || !is_told(own)))
+            return false;
+    }
+    return true;
+}
+
 static void answer_all(struct mesh_seed *seed, int status, const char *text)
 {
     struct mesh_own *own;

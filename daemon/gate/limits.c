@@ -11,10 +11,14 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 /* Bytes of heap and other private memory: 2,048 nodes may each have a list of the job's nodes under way, of up to 127 KiB,
  * once here and once in libzmq. */
 #define MEMORY_MAX (640u * 1024u * 1024u)
+#define ORPHAN_S   3u
+
+static pid_t parent; /* of gate_limits_outlive */
 
 static void log_failed(const char *what)
 {
@@ -60,4 +64,25 @@ int gate_limits_apply(struct gate *gate)
     else
         return HVI_OK;
     return HVI_ERR_DAEMON;
+}
+
+/* SIGALRM ends the process, also where its loop hangs. */
+static void on_parent_death(int signal_number)
+{
+    (void)signal_number;
+    if (getppid() != parent)
+        alarm(ORPHAN_S);
+}
+
+/* SIGCONT, as a process that was stopped would be left for good. */
+bool gate_limits_outlive(struct gate *gate)
+{
+    parent = getppid();
+    signal(SIGCONT, on_parent_death);
+    if (prctl(PR_SET_PDEATHSIG, SIGCONT) != 0) {
+        log_failed("pdeathsig");
+        return false;
+    }
+    gate->hvdd = parent;
+    return getppid() == parent;
 }

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The socket to hvdd, descriptor 3 at start. hvdd is trusted and does not stop reading, but it may be
  * slow: what its socket does not take waits here, and is bounded by the requests that connections
- * have under way. When hvdd goes, so does the gate. */
+ * have under way. When hvdd goes, so does the gate: at once, or, where hvdd served one job and was killed,
+ * when it has told the other nodes. */
 #include "daemon/gate/gate.h"
 
+#include "base/fate.h"
 #include "base/status.h"
 
 #include <errno.h>
@@ -128,6 +130,14 @@ static void read_message(struct gate *gate)
     hvi_packet_close_fds(packet);
 }
 
+/* A hvdd that ends in order waits for its gate. */
+static void end(struct gate *gate)
+{
+    sd_event_source_set_enabled(gate->link, SD_EVENT_OFF);
+    if (gate->hvdd == 0 || !hvi_process_is_quiet(gate->hvdd, -1) || !gate_mesh_orphaned(gate))
+        sd_event_exit(gate->event, 0);
+}
+
 static int on_link(sd_event_source *source, int fd, uint32_t events, void *user)
 {
     struct gate *gate = user;
@@ -140,7 +150,7 @@ static int on_link(sd_event_source *source, int fd, uint32_t events, void *user)
         if (status == HVI_ERR_TIMEOUT)
             return 0;
         if (status != HVI_OK) {
-            sd_event_exit(gate->event, 0);
+            end(gate);
             return 0;
         }
         read_message(gate);

@@ -227,6 +227,32 @@ void mesh_listen_withdraw(struct gate_mesh *mesh, const struct hvi_node_withdraw
     flush_all(mesh);
 }
 
+bool mesh_listen_orphaned(struct gate_mesh *mesh)
+{
+    char text[HVI_TEXT_MAX + 1];
+
+    snprintf(text, sizeof(text),
+             "hvdd on %s has ended, by which the nodes of the job would have met, and none takes "
+             "its place",
+             mesh->name);
+    if (!gate_rendezvous_end(&mesh->rendezvous, HVI_ERR_NODE_LOST, text))
+        return false;
+    flush_all(mesh);
+    return true;
+}
+
+bool mesh_listen_is_heard(const struct gate_mesh *mesh)
+{
+    const struct mesh_peer *peer;
+
+    DL_FOREACH(mesh->peers, peer)
+    {
+        if (!gate_talk_has_heard(&peer->talk, peer->talk.said))
+            return false;
+    }
+    return true;
+}
+
 /* ---- messages ---- */
 
 static void handle_hello(struct mesh_peer *peer, const struct hvi_mesh_hello *hello)

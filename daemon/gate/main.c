@@ -86,5 +86,7 @@ int main(int argc, char **argv)
     if (status != HVI_OK)
         return status == HVI_ERR_CLOSED ? 0 : 1;
     hvi_log_set_level((enum hvi_log_level)gate.start.log_level);
+    if (gate.start.one_job && !gate_limits_outlive(&gate))
+        return 1;
     return serve(&gate, listen_fds);
 }

@@ -20,6 +20,7 @@
 #define TICK_US 100000u
 #define OPEN_NS (2 * HVI_NS_SEC)
 #define LOOK_NS (2 * HVI_NS_SEC)
+#define LAST_NS HVI_NS_SEC
 
 uint64_t mesh_random(void)
 {
@@ -162,6 +163,24 @@ void gate_mesh_withdraw(struct gate *gate, const struct hvi_node_withdraw *withd
         mesh_listen_withdraw(mesh, withdrawn);
     else
         mesh_join_withdraw(mesh, withdrawn);
+}
+
+bool gate_mesh_orphaned(struct gate *gate)
+{
+    struct gate_mesh *mesh = gate->mesh;
+
+    if (!mesh->open || mesh->of_nodes)
+        return false;
+    mesh->orphan_ns = hvi_clock_ns() + LAST_NS;
+    return mesh->listens ? mesh_listen_orphaned(mesh) : mesh_join_orphaned(mesh);
+}
+
+static bool has_said_its_last(const struct gate_mesh *mesh, uint64_t now_ns)
+{
+    if (mesh->orphan_ns == 0)
+        return false;
+    return now_ns >= mesh->orphan_ns ||
+           (mesh->listens ? mesh_listen_is_heard(mesh) : mesh_join_is_heard(mesh));
 }
 
 struct hvi_mesh_row *mesh_add_row(struct hvi_admin_reply *reply)
@@ -361,6 +380,8 @@ static int on_tick(sd_event_source *source, uint64_t usec, void *user)
     }
     mesh_join_tick(mesh, now_ns);
     mesh_query_tick(mesh, now_ns);
+    if (has_said_its_last(mesh, now_ns))
+        sd_event_exit(mesh->gate->event, 0);
     return 0;
 }
 

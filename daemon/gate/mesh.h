@@ -44,6 +44,7 @@ struct gate_mesh {
     sd_event_source *tick;
     uint64_t open_ns;                      /* when to try to open it again */
     uint64_t look_ns;                      /* when to look at the allow-list again */
+    uint64_t orphan_ns;                    /* when to end at the latest; 0: hvdd lives */
     char left_out[HVI_TEXT_MAX + 1];       /* of the allow-list: what was logged */
     char failure[HVI_TEXT_MAX + 1];        /* why it is not open */
     char announced[HVI_WIRE_NODE_ADDRESS]; /* HVD_INTERFACE's; "": none */
@@ -103,6 +104,10 @@ struct hvi_mesh_row *mesh_add_row(struct hvi_admin_reply *reply);
 int mesh_listen_open(struct gate_mesh *mesh, char *text_p, size_t text_size);
 void mesh_listen_register(struct gate_mesh *mesh, const struct hvi_node_register *registered);
 void mesh_listen_withdraw(struct gate_mesh *mesh, const struct hvi_node_withdraw *withdrawn);
+/* There will be no rendezvous any more. False: nobody waits. */
+bool mesh_listen_orphaned(struct gate_mesh *mesh);
+/* Every node has heard what it was told. */
+bool mesh_listen_is_heard(const struct gate_mesh *mesh);
 /* Forgets nodes that the allow-list no longer has. */
 void mesh_listen_allowed(struct gate_mesh *mesh);
 /* Nodes that are there: a question for all of them, with their numbers in `nodes_p`, which is allocated. HVI_OK or
@@ -128,6 +133,10 @@ void mesh_join_allowed(struct gate_mesh *mesh);
 /* Takes the packet out of `registered`. */
 void mesh_join_register(struct gate_mesh *mesh, struct hvi_node_register *registered);
 void mesh_join_withdraw(struct gate_mesh *mesh, const struct hvi_node_withdraw *withdrawn);
+/* What waits has no hvdd any more. False: nothing waits. */
+bool mesh_join_orphaned(struct gate_mesh *mesh);
+/* A rendezvous knows of all that has gone. */
+bool mesh_join_is_heard(const struct gate_mesh *mesh);
 /* The rendezvous of this node has answered. */
 void mesh_join_answered(struct gate_mesh *mesh, const struct hvi_node_roster *roster);
 /* The seed at which jobs meet now, that can be spoken with; NULL: there is none. */

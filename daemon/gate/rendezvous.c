@@ -747,6 +747,20 @@ void gate_rendezvous_ended(struct gate_rendezvous *rendezvous,
     free_unused(rendezvous, job);
 }
 
+bool gate_rendezvous_end(struct gate_rendezvous *rendezvous, int status, const char *text)
+{
+    struct gate_rendezvous_job *job, *spare;
+    bool any = false;
+
+    DL_FOREACH_SAFE(rendezvous->jobs, job, spare)
+    {
+        any = any || job->waiting != NULL;
+        refuse_all(rendezvous, job, status, text);
+        free_unused(rendezvous, job);
+    }
+    return any;
+}
+
 void gate_rendezvous_forget(struct gate_rendezvous *rendezvous, uint64_t node)
 {
     struct gate_rendezvous_job *job, *spare;

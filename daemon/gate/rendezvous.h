@@ -71,6 +71,8 @@ void gate_rendezvous_withdraw(struct gate_rendezvous *rendezvous,
 void gate_rendezvous_ended(struct gate_rendezvous *rendezvous,
                            const struct gate_registrant *registrant, int32_t rank,
                            const char *text);
+/* There will be no rendezvous any more: everybody that waits, for whatever job, is told. False: nobody does. */
+bool gate_rendezvous_end(struct gate_rendezvous *rendezvous, int status, const char *text);
 /* That node does not answer: what it waits for is withdrawn. */
 void gate_rendezvous_forget(struct gate_rendezvous *rendezvous, uint64_t node);
 /* Answers those that have waited too long. */

@@ -591,7 +591,7 @@ void node_link_end(struct node_engine *engine, bool clean, const char *fate)
         node_gate_event(node, HVI_EVENT_ENGINE_LOST, generation, -1, engine->pid, fate);
     node_gate_event(node, HVI_EVENT_GENERATION_ENDED, generation, -1, engine->pid, fate);
     node_answer_engine_gone(node, engine);
-    node_mesh_engine_gone(engine);
+    node_mesh_engine_gone(engine, clean, fate);
     node_gpu_engine_gone(&node->gpu, engine);
     node_attach_engine_gone(node, generation, clean, fate);
     engine_free(engine);

@@ -127,6 +127,12 @@ static void fill_key(const struct node *node, char *key_p, size_t size)
         snprintf(key_p, size, "%.200s/" KEY_FILE, node->rundir.path);
 }
 
+/* hvdrun has started this hvdd for one job, and starts no other one when it is gone. */
+static bool is_of_one_job(const struct node *node)
+{
+    return node->config.parent_fd >= 0;
+}
+
 /* Of this node, for people. */
 static void fill_name(char *name_p, size_t size)
 {
@@ -149,6 +155,7 @@ void node_mesh_fill_start(const struct node *node, struct hvi_gate_start *start_
              option_or(node->config.interface, "HVD_INTERFACE", "HOROVOD_GLOO_IFACE"));
     start_p->port_first = node->mesh.port_first;
     start_p->port_last = node->mesh.port_last;
+    start_p->one_job = is_of_one_job(node);
     start_p->start_timeout_ns = node->mesh.start_timeout_ns;
 }
 
@@ -255,6 +262,7 @@ void node_mesh_fill_engine(const struct node *node, struct hvi_engine_start *sta
 {
     start_p->port_first = node->mesh.port_first;
     start_p->port_last = node->mesh.port_last;
+    start_p->one_job = is_of_one_job(node);
     start_p->net_lanes =
         node->config.net_lanes > 0 ? (uint32_t)node->config.net_lanes : node->mesh.net_lanes;
     start_p->encrypt = node->config.encrypt >= 0 ? node->config.encrypt > 0 : node->mesh.encrypt;
@@ -381,7 +389,8 @@ void node_mesh_engine_node(struct node_engine *engine, const unsigned char *byte
     send_register(engine);
 }
 
-static void send_withdraw(const struct node_engine *engine)
+/* With a status: why the job cannot go on. */
+static void send_withdraw(const struct node_engine *engine, int status, const char *text)
 {
     struct hvi_gate_msg msg;
 
@@ -392,34 +401,50 @@ static void send_withdraw(const struct node_engine *engine)
     msg.node_withdraw.uid = engine->generation->job->name.uid;
     msg.node_withdraw.registration = engine->registration;
     msg.node_withdraw.rank = -1;
-    if (engine->lost != NULL) {
-        msg.node_withdraw.status = HVI_ERR_RANK_LOST;
-        snprintf(msg.node_withdraw.text, sizeof(msg.node_withdraw.text), "%s", engine->lost);
-    }
+    msg.node_withdraw.status = status;
+    snprintf(msg.node_withdraw.text, sizeof(msg.node_withdraw.text), "%s", text);
     node_gate_send(engine->node, &msg);
 }
 
-void node_mesh_engine_gone(struct node_engine *engine)
+/* Ranks of this node are still to come: no other node knows of the engine. One that comes back to a new hvdd after its
+ * job has met has said nothing of its node, either. */
+static bool is_incomplete(const struct node_engine *engine)
 {
-    if (engine->node_packet != NULL)
-        send_withdraw(engine);
+    const int32_t *counts = engine->generation->counts;
+
+    return engine->node_packet == NULL && node_mesh_wanted(engine->node) &&
+           node_generation_spans(engine->generation) &&
+           counts[NODE_SLOT_ABSENT] + counts[NODE_SLOT_ATTACHING] > 0;
+}
+
+void node_mesh_engine_gone(struct node_engine *engine, bool clean, const char *fate)
+{
+    char text[HVI_TEXT_MAX + 1], name[HVI_WIRE_NODE_NAME];
+
+    if (engine->node_packet == NULL && (clean || !is_incomplete(engine)))
+        return;
+    if (engine->lost != NULL) {
+        send_withdraw(engine, HVI_ERR_RANK_LOST, engine->lost);
+    } else if (clean) {
+        send_withdraw(engine, HVI_OK, "");
+    } else {
+        fill_name(name, sizeof(name));
+        snprintf(text, sizeof(text), "the engine of job '%s' on %s (pid %d) %s",
+                 engine->generation->job->name.id, name, (int)engine->pid, fate);
+        send_withdraw(engine, HVI_ERR_NODE_LOST, text);
+    }
 }
 
 void node_mesh_engine_new(struct node_engine *engine)
 {
     if (node_mesh_wanted(engine->node) && node_generation_spans(engine->generation))
-        send_withdraw(engine);
+        send_withdraw(engine, HVI_OK, "");
 }
 
-/* An engine that comes back to a new hvdd after its job has met has said nothing of its node, either. */
 void node_mesh_rank_lost(struct node_engine *engine)
 {
-    const int32_t *counts = engine->generation->counts;
-    bool complete = counts[NODE_SLOT_ABSENT] + counts[NODE_SLOT_ATTACHING] == 0;
-
-    if (engine->node_packet == NULL && !complete && node_mesh_wanted(engine->node) &&
-        node_generation_spans(engine->generation))
-        send_withdraw(engine);
+    if (engine->lost != NULL && is_incomplete(engine))
+        send_withdraw(engine, HVI_ERR_RANK_LOST, engine->lost);
 }
 
 /* The job's nodes can never meet without that rank, and only the rendezvous knows whether they have. */
@@ -429,7 +454,7 @@ void node_mesh_process_exited(struct node *node, const struct hvi_admin_request 
                                   .code = request->code};
     char how[128], name[HVI_WIRE_NODE_NAME];
 
-    if (!node_mesh_wanted(node) || node->config.parent_fd < 0 || node->mesh.ended != NULL)
+    if (!node_mesh_wanted(node) || !is_of_one_job(node) || node->mesh.ended != NULL)
         return;
     node->mesh.ended = calloc(1, sizeof(*node->mesh.ended));
     if (node->mesh.ended == NULL)

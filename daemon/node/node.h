@@ -406,7 +406,8 @@ void node_mesh_state(struct node *node, const struct hvi_gate_state *state);
 void node_mesh_engine_new(struct node_engine *engine);
 /* An engine's EngineNode, a Packet of `length` bytes. */
 void node_mesh_engine_node(struct node_engine *engine, const unsigned char *bytes, size_t length);
-void node_mesh_engine_gone(struct node_engine *engine);
+/* `fate` says how, where that was not in order: nodes that wait for this one are told. */
+void node_mesh_engine_gone(struct node_engine *engine, bool clean, const char *fate);
 /* engine->lost says how. Before all ranks of this node have come, the other nodes are told now, for they would wait. */
 void node_mesh_rank_lost(struct node_engine *engine);
 /* hvdrun tells how a process ended, of the job for which it has started this hvdd. */

@@ -123,16 +123,46 @@ def test_a_rank_that_is_killed_before_the_engines_are_connected_is_named(make_no
     check_over(job)
 
 
-def test_a_rank_that_is_killed_while_its_node_waits_for_another_one_is_named(make_nodes):
-    """Rank 2's node has not come to the rendezvous yet."""
-    nodes = make_nodes(3, ssh=True)
-    job = SpreadJob(nodes, (1, 1, 1), late=[2])
-    job.ranks[0].post_wait(job.ranks[0].submit("barrier"))
+@pytest.fixture
+def waiting(make_nodes):
+    """The ranks of n1 and n2 are in a barrier; that of n3 has not opened, so that the nodes have not met."""
+    job = SpreadJob(make_nodes(3, ssh=True), (1, 1, 1), late=[2])
+    for rank in job.ranks[:2]:
+        rank.post_wait(rank.submit("barrier"))
     ctl = job.ctl_of(0)
     wait_until(lambda: [row["name"] for row in ctl.json("nodes")["nodes"] if row["jobs"]] == ["n1", "n2"], "both nodes to wait")
-    at_ns = job.ranks[1].kill()
-    check_told(job, [0], at_ns, Status.ERR_RANK_LOST, ["rank 1", "SIGKILL"])
+    yield job
     check_over(job)
+
+
+def test_a_rank_that_is_killed_while_its_node_waits_for_another_one_is_named(waiting):
+    at_ns = waiting.ranks[1].kill()
+    check_told(waiting, [0], at_ns, Status.ERR_RANK_LOST, ["rank 1", "SIGKILL"])
+
+
+def test_an_engine_that_is_killed_while_its_node_waits_for_another_one_is_named(waiting):
+    at_ns = time.monotonic_ns()
+    os.kill(waiting.process_of(waiting.nodes[1], "hvdd-engine"), signal.SIGKILL)
+    check_told(waiting, [1], at_ns, Status.ERR_ENGINE_LOST, [])
+    check_told(waiting, [0], at_ns, Status.ERR_NODE_LOST, ["engine", "n2", "SIGKILL"])
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_daemon_that_is_killed_while_its_node_waits_for_another_one_is_named(waiting, victim):
+    """No other one takes its place. That of n1 is the one by which the nodes meet."""
+    lost = waiting.nodes[victim]
+    at_ns = time.monotonic_ns()
+    os.kill(waiting.process_of(lost, "hvdd"), signal.SIGKILL)
+    check_told(waiting, [victim], at_ns, Status.ERR_JOB_STOPPED, ["hvdd", lost.name])
+    check_told(waiting, [1 - victim], at_ns, Status.ERR_NODE_LOST, ["hvdd", lost.name])
+
+
+def test_a_gate_that_stands_still_goes_with_its_daemon(waiting):
+    for name, number in (("hvdd-gate", signal.SIGSTOP), ("hvdd", signal.SIGKILL)):
+        os.kill(waiting.process_of(waiting.nodes[1], name), number)
+    at_ns = time.monotonic_ns()
+    check_told(waiting, [0], at_ns, Status.ERR_NODE_LOST, ["hvdd", "n2"])
+    wait_until(lambda: "hvdd-gate" not in str(waiting.nodes[1].processes()), "the gate to end", 5)
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -689,7 +689,19 @@ START_TEST(a_hvdd_that_does_not_come_back_ends_a_job_whose_nodes_have_not_met)
     engine_rendezvous_alone(bench.engine, hvi_clock_ns() - 10 * HVI_NS_SEC);
     usleep(2000);
     expect_end(-1, HVI_ERR_JOB_STOPPED,
-               "hvdd has been gone for 10 s, and job 'test-job' still waits for nodes: ");
+               " has been gone for 10 s, and job 'test-job' still waits for nodes: ");
+}
+END_TEST
+
+START_TEST(a_hvdd_of_one_job_is_not_waited_for)
+{
+    attach_all();
+    bench.engine->start.one_job = true;
+    bench.engine->sessions.alone = true;
+    engine_rendezvous_alone(bench.engine, hvi_clock_ns());
+    usleep(2000);
+    expect_end(-1, HVI_ERR_JOB_STOPPED,
+               " has ended, and job 'test-job' still waits for nodes: all 4 ranks");
 }
 END_TEST
 
@@ -1023,6 +1035,7 @@ int main(void)
     tcase_add_test(tcase, a_job_that_has_met_may_still_be_called_off);
     tcase_add_test(tcase, nodes_that_do_not_come_end_every_session_after_the_start_timeout);
     tcase_add_test(tcase, a_hvdd_that_does_not_come_back_ends_a_job_whose_nodes_have_not_met);
+    tcase_add_test(tcase, a_hvdd_of_one_job_is_not_waited_for);
     tcase_add_test(tcase,
                    ranks_of_the_node_that_do_not_come_end_every_session_after_the_start_timeout);
     tcase_add_test(tcase, a_rank_that_leaves_before_all_have_met_stays_until_they_have);

@@ -54,6 +54,7 @@ static void sample_gate(enum hvi_gate_kind kind)
                                              .start_timeout_ns = UINT64_MAX,
                                              .max_admin = UINT32_MAX,
                                              .max_admin_per_user = UINT32_MAX,
+                                             .one_job = true,
                                              .admin_rate_per_user = UINT32_MAX,
                                              .mesh_seeds = "n1:9600,n2:9600"};
         break;

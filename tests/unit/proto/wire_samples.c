@@ -347,6 +347,7 @@ static void fill_engine_start(struct hvi_engine_start *start, bool full)
         .gpu = true,
         .encrypt = true,
         .region_asks = true,
+        .one_job = true,
     };
     FILL(start->job, false);
     FILL(start->attach_path, true);
