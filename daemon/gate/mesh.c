@@ -169,7 +169,7 @@ bool gate_mesh_orphaned(struct gate *gate)
 {
     struct gate_mesh *mesh = gate->mesh;
 
-    if (!mesh->open || mesh->of_nodes)
+    if (mesh == NULL || !mesh->open || mesh->of_nodes)
         return false;
     mesh->orphan_ns = hvi_clock_ns() + LAST_NS;
     return mesh->listens ? mesh_listen_orphaned(mesh) : mesh_join_orphaned(mesh);

@@ -17,6 +17,7 @@ from hvt.spread import SpreadJob
 
 LOST_NS = 1_000_000_000
 SILENT_NS = 2_500_000_000
+ENGINE_SILENT_NS = 6_100_000_000  # of one that hvdd alone can miss
 ENGINE_PORT = 9631  # of the range, the last one that is free
 MESH_PORT = 9600  # the first one
 
@@ -479,6 +480,19 @@ def test_nodes_that_wait_meet_when_the_fault_is_over(make_nodes, what):
     assert job.ranks[1].outcome(job.ranks[1].submit("barrier", "first")).ok and job.ranks[0].outcome(barrier).ok, job.said()
     job.check_usable()
     check_over(job)
+
+
+@pytest.mark.soak
+def test_an_engine_that_stands_still_while_its_node_waits_is_named_when_hvdd_has_killed_it(waiting):
+    """The last node comes meanwhile, so that the nodes meet."""
+    at_ns = time.monotonic_ns()
+    os.kill(waiting.process_of(waiting.nodes[1], "hvdd-engine"), signal.SIGSTOP)
+    waiting.ranks[2].post("open")
+    assert waiting.ranks[2].collect_outcome().ok, waiting.said()
+    waiting.ranks[2].post_wait(waiting.ranks[2].submit("barrier"))
+    last_ns = told(waiting, [0, 2], at_ns, Status.ERR_NODE_LOST, ["engine", "n2", "SIGKILL"])
+    last_ns = max(last_ns, told(waiting, [1], at_ns, Status.ERR_ENGINE_LOST, []))
+    check_prompt("the ranks were told", last_ns, ENGINE_SILENT_NS)
 
 
 @pytest.mark.soak

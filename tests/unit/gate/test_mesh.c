@@ -572,6 +572,65 @@ START_TEST(nodes_that_wait_hear_why_a_rank_of_another_one_is_gone)
 }
 END_TEST
 
+static void expect_end(void)
+{
+    const uint64_t end = hvi_deadline_after(PATIENCE);
+    int code;
+
+    while (sd_event_get_exit_code(event, &code) < 0) {
+        ck_assert(!hvi_deadline_passed(end));
+        turn();
+    }
+    ck_assert_int_eq(code, 0);
+}
+
+START_TEST(a_gate_whose_hvdd_is_gone_takes_back_what_waits_and_ends_when_that_is_heard)
+{
+    uint32_t port = listen_at(&sides[0]);
+
+    register_at(&sides[0], "job", 1, 0, 3);
+    join_at(&sides[1], port);
+    register_at(&sides[1], "job", 1, 1, 3);
+    wait_jobs(&sides[0], 1, "job");
+    ck_assert(gate_mesh_orphaned(&sides[1].gate));
+    expect_error(&sides[0], "job", HVI_ERR_NODE_LOST, "hvdd on beta has ended before the nodes");
+    expect_end();
+}
+END_TEST
+
+START_TEST(a_rendezvous_whose_hvdd_is_gone_tells_all_that_wait_and_ends_when_they_have_heard)
+{
+    uint32_t port = listen_at(&sides[0]);
+
+    join_at(&sides[1], port);
+    join_at(&sides[2], port);
+    register_at(&sides[1], "job", 1, 1, 3);
+    register_at(&sides[2], "another", 1, 2, 3);
+    wait_jobs(&sides[0], 1, "job");
+    wait_jobs(&sides[0], 2, "another");
+    ck_assert(gate_mesh_orphaned(&sides[0].gate));
+    expect_error(&sides[1], "job", HVI_ERR_NODE_LOST, "hvdd on alpha has ended");
+    expect_error(&sides[2], "another", HVI_ERR_NODE_LOST, "hvdd on alpha has ended");
+    expect_end();
+}
+END_TEST
+
+START_TEST(a_gate_whose_hvdd_is_gone_says_nothing_of_jobs_that_have_met)
+{
+    uint32_t port = listen_at(&sides[0]);
+
+    ck_assert(!gate_mesh_orphaned(&sides[2].gate));
+    register_at(&sides[0], "job", 1, 0, 2);
+    join_at(&sides[1], port);
+    register_at(&sides[1], "job", 1, 1, 2);
+    ck_assert_int_eq(hear_roster(&sides[0], "job", 1)->status, HVI_OK);
+    ck_assert_int_eq(hear_roster(&sides[1], "job", 1)->status, HVI_OK);
+    ck_assert(!gate_mesh_orphaned(&sides[1].gate));
+    ck_assert(!gate_mesh_orphaned(&sides[0].gate));
+    ck_assert(!hears(&sides[0]) && !hears(&sides[1]));
+}
+END_TEST
+
 /* The port of a rendezvous that is not there yet. */
 static uint32_t early_port(void)
 {
@@ -1929,6 +1988,11 @@ static void add_meeting(Suite *suite)
     tcase_add_test(tcase, what_is_no_engine_node_gets_a_sentence_and_not_a_roster);
     tcase_add_test(tcase, nodes_that_are_late_are_named_to_those_that_came);
     tcase_add_test(tcase, a_node_whose_connection_ends_does_not_wait_on);
+    tcase_add_test(tcase,
+                   a_gate_whose_hvdd_is_gone_takes_back_what_waits_and_ends_when_that_is_heard);
+    tcase_add_test(tcase,
+                   a_rendezvous_whose_hvdd_is_gone_tells_all_that_wait_and_ends_when_they_have_heard);
+    tcase_add_test(tcase, a_gate_whose_hvdd_is_gone_says_nothing_of_jobs_that_have_met);
     tcase_add_test(tcase, a_node_that_says_nothing_for_five_seconds_is_forgotten);
     tcase_add_test(tcase, a_rendezvous_that_begins_anew_is_told_everything_again);
     suite_add_tcase(suite, tcase);

@@ -341,6 +341,23 @@ START_TEST(a_rank_that_ends_after_it_has_come_is_its_engines_to_tell)
 }
 END_TEST
 
+START_TEST(who_waits_is_told_that_the_rendezvous_ends_and_who_has_met_is_not)
+{
+    ck_assert(!gate_rendezvous_end(&meeting, HVI_ERR_NODE_LOST, "it ends"));
+    bring(node_with(1, 1, RANKS(0)));
+    ck_assert_uint_eq(answer_count, 1);
+    ck_assert(!gate_rendezvous_end(&meeting, HVI_ERR_NODE_LOST, "it ends"));
+    setup_again();
+    bring(node_with(1, 3, RANKS(0)));
+    bring(node_with(2, 3, RANKS(1)));
+    ck_assert(gate_rendezvous_end(&meeting, HVI_ERR_NODE_LOST, "it ends"));
+    ck_assert_uint_eq(answer_count, 2);
+    ck_assert_int_eq(answers[0].status, HVI_ERR_NODE_LOST);
+    ck_assert_str_eq(answers[1].text, "it ends");
+    ck_assert_uint_eq(meeting.job_count, 0);
+}
+END_TEST
+
 START_TEST(a_reason_ends_with_its_time_or_with_a_later_engine_of_its_node)
 {
     const struct gate_registrant to = {.node = 2, .job = "job", .uid = 1000, .registration = 1};
@@ -647,6 +664,7 @@ int main(void)
     tcase_add_test(tcase, who_registers_a_moment_later_hears_the_reason_once);
     tcase_add_test(tcase, who_waits_for_a_rank_whose_process_has_ended_is_told_now_and_later);
     tcase_add_test(tcase, a_rank_that_ends_after_it_has_come_is_its_engines_to_tell);
+    tcase_add_test(tcase, who_waits_is_told_that_the_rendezvous_ends_and_who_has_met_is_not);
     tcase_add_test(tcase, a_reason_ends_with_its_time_or_with_a_later_engine_of_its_node);
     tcase_add_test(tcase, who_goes_with_a_reason_tells_it_to_those_that_it_has_met);
     tcase_add_test(tcase,

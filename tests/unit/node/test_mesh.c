@@ -84,6 +84,21 @@ START_TEST(the_environment_gives_what_the_options_do_not)
 }
 END_TEST
 
+START_TEST(gate_and_engines_are_told_whether_hvdrun_has_started_hvdd_for_one_job)
+{
+    struct hvi_engine_start engine = {.one_job = true};
+
+    fill();
+    node_mesh_fill_engine(&node, &engine);
+    ck_assert(!start.one_job && !engine.one_job);
+    snprintf(node.config.mesh_listen, sizeof(node.config.mesh_listen), "[::]:0");
+    node.config.parent_fd = 7;
+    fill();
+    node_mesh_fill_engine(&node, &engine);
+    ck_assert(start.one_job && engine.one_job);
+}
+END_TEST
+
 START_TEST(the_next_gate_listens_where_the_last_one_did)
 {
     snprintf(node.config.mesh_listen, sizeof(node.config.mesh_listen), "0.0.0.0:0");
@@ -250,6 +265,7 @@ int main(void)
     tcase_add_test(tcase, what_is_not_given_has_its_default);
     tcase_add_test(tcase, the_environment_gives_what_the_options_do_not);
     tcase_add_test(tcase, the_next_gate_listens_where_the_last_one_did);
+    tcase_add_test(tcase, gate_and_engines_are_told_whether_hvdrun_has_started_hvdd_for_one_job);
     tcase_add_test(tcase, engines_are_told_of_ports_and_lanes);
     tcase_add_test(tcase, engines_are_told_whether_they_encrypt);
     tcase_add_test(tcase, engines_are_told_of_the_transport_and_of_networks);
