@@ -162,6 +162,8 @@ void node_link_stop(struct node_engine *engine, const char *reason)
     engine->generation->stopping = true;
     if (engine->kill != NULL)
         return; /* it knows */
+    if (node_generation_present(engine->generation) > 0 && engine->stopped == NULL)
+        engine->stopped = strdup(reason);
     snprintf(msg.engine_stop.reason, sizeof(msg.engine_stop.reason), "%s", reason);
     node_link_send(engine, &msg, NULL, 0);
     if (!arm(engine, &engine->kill, NODE_ENGINE_GRACE_NS, on_kill))
@@ -519,6 +521,7 @@ static void engine_free(struct node_engine *engine)
         close(engine->pidfd);
     free(engine->node_packet);
     free(engine->lost);
+    free(engine->stopped);
     free(engine);
 }
 

@@ -419,16 +419,20 @@ static bool is_incomplete(const struct node_engine *engine)
 
 void node_mesh_engine_gone(struct node_engine *engine, bool clean, const char *fate)
 {
+    const bool killed = !clean && engine->lost == NULL && engine->stopped == NULL;
     char text[HVI_TEXT_MAX + 1], name[HVI_WIRE_NODE_NAME];
 
-    if (engine->node_packet == NULL && (clean || !is_incomplete(engine)))
+    if (engine->node_packet == NULL && !(killed && is_incomplete(engine)))
         return;
+    fill_name(name, sizeof(name));
     if (engine->lost != NULL) {
         send_withdraw(engine, HVI_ERR_RANK_LOST, engine->lost);
+    } else if (engine->stopped != NULL) {
+        snprintf(text, sizeof(text), "on %s: %s", name, engine->stopped);
+        send_withdraw(engine, HVI_ERR_JOB_STOPPED, text);
     } else if (clean) {
         send_withdraw(engine, HVI_OK, "");
     } else {
-        fill_name(name, sizeof(name));
         snprintf(text, sizeof(text), "the engine of job '%s' on %s (pid %d) %s",
                  engine->generation->job->name.id, name, (int)engine->pid, fate);
         send_withdraw(engine, HVI_ERR_NODE_LOST, text);

@@ -97,6 +97,7 @@ struct node_engine {
     uint32_t regions, process_sets;
     uint64_t regions_granted; /* bytes that its ranks may register */
     char *lost;               /* how its first lost rank ended; NULL: none is lost */
+    char *stopped;            /* why hvdd has stopped it while ranks were there; NULL: it has not */
 };
 
 /* A listening socket that the loop accepts from (listen.c). */
@@ -406,7 +407,7 @@ void node_mesh_state(struct node *node, const struct hvi_gate_state *state);
 void node_mesh_engine_new(struct node_engine *engine);
 /* An engine's EngineNode, a Packet of `length` bytes. */
 void node_mesh_engine_node(struct node_engine *engine, const unsigned char *bytes, size_t length);
-/* `fate` says how, where that was not in order: nodes that wait for this one are told. */
+/* Nodes that wait for this one are told, unless it was in order; else `fate` says how. */
 void node_mesh_engine_gone(struct node_engine *engine, bool clean, const char *fate);
 /* engine->lost says how. Before all ranks of this node have come, the other nodes are told now, for they would wait. */
 void node_mesh_rank_lost(struct node_engine *engine);

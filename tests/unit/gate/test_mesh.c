@@ -1990,8 +1990,8 @@ static void add_meeting(Suite *suite)
     tcase_add_test(tcase, a_node_whose_connection_ends_does_not_wait_on);
     tcase_add_test(tcase,
                    a_gate_whose_hvdd_is_gone_takes_back_what_waits_and_ends_when_that_is_heard);
-    tcase_add_test(tcase,
-                   a_rendezvous_whose_hvdd_is_gone_tells_all_that_wait_and_ends_when_they_have_heard);
+    tcase_add_test(
+        tcase, a_rendezvous_whose_hvdd_is_gone_tells_all_that_wait_and_ends_when_they_have_heard);
     tcase_add_test(tcase, a_gate_whose_hvdd_is_gone_says_nothing_of_jobs_that_have_met);
     tcase_add_test(tcase, a_node_that_says_nothing_for_five_seconds_is_forgotten);
     tcase_add_test(tcase, a_rendezvous_that_begins_anew_is_told_everything_again);
