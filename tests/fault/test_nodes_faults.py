@@ -16,7 +16,7 @@ from hvt.namespaces import mount
 from hvt.spread import SpreadJob
 
 LOST_NS = 1_000_000_000
-SILENT_NS = 2_500_000_000
+SILENT_NS = 2_000_000_000
 SILENCE_NS = 5_000_000_000  # engine-silence
 ENGINE_PORT = 9631  # of the range, the last one that is free
 MESH_PORT = 9600  # the first one

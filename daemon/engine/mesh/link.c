@@ -5,9 +5,10 @@
  * our own clock. Every 300 ms each side sends a beat where there is nothing else to send, so silence means
  * that the node, its engine or the way to it stands still; clocks of different nodes are never compared.
  * One timer looks at all connections: at the next beat, or when the first of them may be silent for too
- * long. Beats that are due within 50 ms go with what wakes the loop. If more than a second has passed since it last looked, we stood still ourselves (a stopped process,
- * a stopped machine), and the count starts anew for all. What lies in the socket is read before a node is
- * given up: it may be a goodbye.
+ * long. Beats that are due within 50 ms go with what wakes the loop. If more than a second has passed since it
+ * last looked, we stood still ourselves (a stopped process, a stopped machine), and the count starts anew for
+ * all. What lies in the socket is read before a node is given up: it may be a goodbye. A node that is given up
+ * is told so by a reset: it may be that it hears us and we do not hear it.
  *
  * Calls upward come from the event loop alone: a failure that engine_mesh_send meets is told by the timer.
  *
@@ -67,6 +68,7 @@ static void lose_with(struct engine_mesh_peer *peer, const char *text)
 {
     struct engine_mesh_link *link = peer->link;
 
+    engine_mesh_peer_give_up(peer);
     detach(peer);
     peer->why = NULL;
     engine_mesh_peer_move(peer, ENGINE_MESH_LOST, text);
@@ -253,6 +255,8 @@ static void end(struct engine_mesh_peer *peer, int status)
         how = "it sent what is no frame of the protocol";
     else if (status == HVI_ERR_NO_MEMORY)
         how = "this node has no memory for what it sent";
+    else if (errno == ECONNRESET)
+        how = "its engine has given up the control connection, or has ended";
     else if (errno != 0)
         how = strerrordesc_np(errno);
     lose(peer, how);

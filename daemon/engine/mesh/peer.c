@@ -87,6 +87,14 @@ void engine_mesh_peer_detach(struct engine_mesh_peer *peer)
     peer->fd = -1;
 }
 
+void engine_mesh_peer_give_up(struct engine_mesh_peer *peer)
+{
+    const struct linger at_once = {.l_onoff = 1};
+
+    if (peer->fd >= 0)
+        setsockopt(peer->fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+}
+
 void engine_mesh_peer_row(const struct engine_mesh_peer *peer, struct engine_mesh_row *row_p)
 {
     *row_p = peer->row;

@@ -50,6 +50,9 @@ void engine_mesh_peer_move(struct engine_mesh_peer *peer, enum engine_mesh_state
 int engine_mesh_peer_attach(struct engine_mesh_peer *peer, int fd, sd_event_io_handler_t on_io);
 /* Closes the connection, if there is one; what waits to be sent goes on waiting. */
 void engine_mesh_peer_detach(struct engine_mesh_peer *peer);
+/* To be closed by a reset. An end of file waits behind what was sent, for good where the other side's
+ * confirmations do not arrive. */
+void engine_mesh_peer_give_up(struct engine_mesh_peer *peer);
 /* Sends or queues a frame. HVI_OK; HVI_ERR_LIMIT: the queue is full; HVI_ERR_NO_MEMORY; HVI_ERR_CLOSED:
  * errno. */
 int engine_mesh_peer_put(struct engine_mesh_peer *peer, enum engine_mesh_kind kind,
