@@ -462,11 +462,70 @@ static uint32_t lanes_of(const struct member *sorted)
     return lanes;
 }
 
+static int by_name(const void *left, const void *right)
+{
+    const struct hvi_node_row *a = *(struct hvi_node_row *const *)left;
+    const struct hvi_node_row *b = *(struct hvi_node_row *const *)right;
+    const int names = strcmp(a->name, b->name);
+
+    return names != 0 ? names : strcmp(a->address, b->address);
+}
+
+static void name_with_address(struct hvi_node_row *row)
+{
+    const size_t size = sizeof(row->name), taken = strlen(row->address) + sizeof("[]");
+    const size_t room = taken < size ? size - taken : 0;
+    size_t used = strnlen(row->name, room);
+
+    row->name[used++] = '[';
+    used += (size_t)snprintf(row->name + used, size - used, "%s", row->address);
+    if (used + 1 < size)
+        snprintf(row->name + used, size - used, "]");
+}
+
+/* Machines with one host name: their addresses tell them apart. False: out of memory. */
+static bool tell_apart(struct hvi_engine_roster *roster)
+{
+    const size_t count = roster->node_count;
+    struct hvi_node_row **rows = calloc(count, sizeof(*rows));
+
+    if (rows == NULL)
+        return false;
+    for (size_t i = 0; i < count; i++)
+        rows[i] = &roster->nodes[i];
+    qsort(rows, count, sizeof(*rows), by_name);
+    for (size_t first = 0, next; first < count; first = next) {
+        for (next = first + 1; next < count && strcmp(rows[next]->name, rows[first]->name) == 0;)
+            next++;
+        if (strcmp(rows[first]->address, rows[next - 1]->address) == 0)
+            continue;
+        for (size_t i = first; i < next; i++)
+            name_with_address(rows[i]);
+    }
+    free(rows);
+    return true;
+}
+
+static void fill_rows(const struct gate_rendezvous *rendezvous, struct gate_rendezvous_job *job)
+{
+    struct hvi_engine_roster *roster = &job->roster;
+    const bool one_machine = on_one_machine(job);
+    struct member *member;
+
+    DL_SORT(job->waiting, by_lowest);
+    DL_FOREACH(job->waiting, member)
+    {
+        member->place = (uint32_t)roster->node_count;
+        fill_row(rendezvous, member, one_machine, &roster->nodes[roster->node_count++]);
+        if (member->said.engine.wire_newest < roster->wire)
+            roster->wire = member->said.engine.wire_newest;
+    }
+}
+
 /* Everybody that waits has met. False: out of memory. */
 static bool meet(struct gate_rendezvous *rendezvous, struct gate_rendezvous_job *job)
 {
     struct hvi_engine_roster *roster = &job->roster;
-    bool one_machine = on_one_machine(job);
     struct member *member;
     size_t count;
 
@@ -482,13 +541,10 @@ static bool meet(struct gate_rendezvous *rendezvous, struct gate_rendezvous_job 
     rendezvous->calls->random(rendezvous->user, roster->key, HVI_WIRE_EPOCH_KEY);
     roster->epoch = ++rendezvous->last_epoch;
     roster->wire = UINT32_MAX;
-    DL_SORT(job->waiting, by_lowest);
-    DL_FOREACH(job->waiting, member)
-    {
-        member->place = (uint32_t)roster->node_count;
-        fill_row(rendezvous, member, one_machine, &roster->nodes[roster->node_count++]);
-        if (member->said.engine.wire_newest < roster->wire)
-            roster->wire = member->said.engine.wire_newest;
+    fill_rows(rendezvous, job);
+    if (!tell_apart(roster)) {
+        forget_met(job);
+        return false;
     }
     roster->lanes = lanes_of(job->waiting);
     job->met = job->waiting;

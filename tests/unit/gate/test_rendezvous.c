@@ -151,6 +151,37 @@ START_TEST(all_ranks_together_get_a_roster_by_lowest_rank)
 }
 END_TEST
 
+START_TEST(machines_with_one_host_name_are_told_apart_by_their_addresses)
+{
+    const char *const names[] = {"twin", "own", "twin", "same", "same"};
+    const char *const addresses[] = {"10.0.0.1", "10.0.0.2", "fd00::3", "10.0.0.4", "10.0.0.4"};
+
+    for (uint64_t node = 1; node <= 5; node++) {
+        struct gate_registration *said = node_with(node, 5, RANKS((int32_t)node - 1));
+        snprintf(said->name, sizeof(said->name), "%s", names[node - 1]);
+        snprintf(said->address, sizeof(said->address), "%s", addresses[node - 1]);
+        bring(said);
+    }
+    ck_assert_uint_eq(answer_count, 5);
+    ck_assert_str_eq(answers[0].rows, "twin[10.0.0.1] 10.0.0.1:9601 0;own 10.0.0.2:9602 1;"
+                                      "twin[fd00::3] fd00::3:9603 2;same 10.0.0.4:9604 3;"
+                                      "same 10.0.0.4:9605 4;");
+}
+END_TEST
+
+START_TEST(a_long_host_name_gives_way_to_the_address)
+{
+    for (uint64_t node = 1; node <= 2; node++) {
+        struct gate_registration *said = node_with(node, 2, RANKS((int32_t)node - 1));
+        memset(said->name, 'h', sizeof(said->name) - 1);
+        bring(said);
+    }
+    ck_assert_uint_eq(answer_count, 2);
+    ck_assert_ptr_nonnull(strstr(answers[0].rows, "h[10.0.0.1] 10.0.0.1:9601 0;hh"));
+    ck_assert_ptr_nonnull(strstr(answers[0].rows, "h[10.0.0.2] 10.0.0.2:9602 1;"));
+}
+END_TEST
+
 START_TEST(the_node_of_rank_0_decides_how_many_lanes_there_are)
 {
     const uint32_t wishes[][4] = {{2, 1, 3, 2}, {1, 8, 8, 1}, {8, 0, 2, 1}, {0, 2, 2, 1}};
@@ -654,6 +685,8 @@ int main(void)
 
     tcase_add_checked_fixture(tcase, setup, teardown);
     tcase_add_test(tcase, all_ranks_together_get_a_roster_by_lowest_rank);
+    tcase_add_test(tcase, machines_with_one_host_name_are_told_apart_by_their_addresses);
+    tcase_add_test(tcase, a_long_host_name_gives_way_to_the_address);
     tcase_add_test(tcase, the_node_of_rank_0_decides_how_many_lanes_there_are);
     tcase_add_test(tcase, the_same_registration_again_gets_the_same_answer_again);
     tcase_add_test(tcase, a_later_generation_meets_in_the_next_epoch);
