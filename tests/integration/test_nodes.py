@@ -8,11 +8,13 @@ import socket
 
 import pytest
 
-from hvt import Status, arith, program
+from hvt import Status, arith, new_keys, program, scaled, wait_until
 from hvt.ctl import Ctl
+from hvt.namespaces import mount
 from hvt.nodes import complaints
 from hvt.spread import SpreadJob
 
+FULL = "the file with stdout of rank {} is not complete: No space left on device"
 SO_RCVBUFFORCE = 33  # of the kernel; Python has no name for it
 INT32 = arith.DTYPES["int32"]
 OPS = ("allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier")
@@ -79,6 +81,58 @@ def test_two_jobs_at_once_on_the_same_nodes(make_nodes):
     for process in started:
         out, err = process.communicate(timeout=60)
         check_perf(process.returncode, out, err, ops)
+    check_nothing_left(nodes)
+
+
+def test_all_nodes_may_have_one_host_name_and_a_lost_rank_is_named_with_its_nodes_address(make_nodes):
+    nodes = make_nodes(2, ssh=True, families=(4,), host_names=["twin", "twin"])
+    job = SpreadJob(nodes, (2, 2))
+    inputs = [arith.pack(INT32, [rank + 1, 5]) for rank in range(4)]
+    for outcome in job.run("allreduce", dtype="int32", dims=[2], data=inputs, reduce_op="sum"):
+        assert outcome.ok and outcome.data == arith.allreduce(INT32, "sum", inputs), outcome
+    assert [row["name"] for row in job.ctl_of(0).json("nodes")["job_nodes"]] == [f"twin[{node.address}]" for node in nodes]
+    waiting = {rank: job.ranks[rank].submit("barrier", "last") for rank in (0, 1, 2)}
+    job.ranks[3].kill()
+    for rank, op in waiting.items():
+        outcome = job.ranks[rank].outcome(op)
+        assert outcome.status == Status.ERR_RANK_LOST, outcome
+        assert outcome.text.startswith(f"rank 3 on twin[{nodes[1].address}] (pid ") and "SIGKILL" in outcome.text, outcome.text
+    job.close()
+    check_nothing_left(nodes)
+
+
+def test_a_full_disk_behind_the_files_of_the_output_is_told_when_the_job_has_ended(make_nodes):
+    nodes = make_nodes(2, ssh=True)
+    logs = nodes.shared / "logs"
+    logs.mkdir()
+    nodes[0].call(mount, "tmpfs", str(logs), "tmpfs", 0, "size=64k")
+    script = "yes | head -n 100000; echo end >&2"
+    done = nodes[0].run([program("hvdrun"), "-H", "n1:1,n2:1", "--output-filename", logs, "sh", "-c", script])
+    assert done.returncode == 1 and all(FULL.format(rank) in done.stderr for rank in range(2)), done.stderr
+    for rank in range(2):
+        assert done.stdout.count(f"[{rank}]<stdout>:y\n") == 100000 and f"[{rank}]<stderr>:end\n" in done.stderr, done.stderr
+    check_nothing_left(nodes)
+
+
+def test_hvdrun_takes_the_daemons_of_a_mesh_that_is_there(make_nodes):
+    """Made by hand as in docs/several-machines.md."""
+    nodes = make_nodes(2, ssh=True)
+    keys, place = new_keys(nodes.shared / "mesh"), f"{nodes[0].address}:9600"
+    daemons = []
+    for node, way in zip(nodes, ("--mesh-listen", "--mesh-join")):
+        command = [program("hvdd"), "--private=yes", "--runtime-dir", "/tmp/hvdd", way, place, "--mesh-key", keys, "--log-level=info"]
+        with (nodes.shared / f"log.{node.name}").open("wb") as log:
+            daemons.append(node.popen(command, stderr=log))
+    ctl = Ctl(pathlib.Path("/tmp/hvdd"), nodes[0].environment(), nodes[0])
+    wait_until(lambda: len(re.findall(r"^n[12] ", ctl.run("nodes").stdout, re.MULTILINE)) == 2, lambda: f"nodes: {ctl.run('nodes')}")
+    ops = ("allreduce", "alltoall")
+    done = nodes[0].run(perf_command("n1:2,n2:2", ops, "--address", "/tmp/hvdd"), timeout=60)
+    check_perf(done.returncode, done.stdout, done.stderr, ops)
+    assert " job-met: " in (nodes.shared / "log.n1").read_text(encoding="utf-8")
+    for daemon in daemons:
+        assert daemon.poll() is None
+        daemon.terminate()
+        assert daemon.wait(scaled(10)) == 0
     check_nothing_left(nodes)
 
 
@@ -270,6 +324,42 @@ def run_until_replayed(job, run=run_step, steps=5):
         if all(after[rank] >= before[rank] + 12 for rank in after):
             return
     raise AssertionError(f"{before} {after}")
+
+
+def messages_sent(job):
+    """Of all nodes to all others, data apart. To ask costs some, always as many."""
+    rows = job.ctl_of(0).json("nodes")["job_nodes"]
+    return sum(link["messages_sent"] for row in rows for link in row["links"] if link["kind"] == "control")
+
+
+def cost_of(job, play):
+    """The messages that it takes."""
+    first = messages_sent(job)
+    before = messages_sent(job)
+    play()
+    return messages_sent(job) - before - (before - first)
+
+
+def loop(job, count):
+    for rank in job.ranks:
+        rank.post("loop", name="again", count=count, elements=5000)
+    for rank in job.ranks:
+        reply = rank.collect()
+        assert reply["status"] == Status.OK and reply["done"] == count, reply
+
+
+def test_steps_that_are_replayed_cost_no_message_between_engines(make_nodes):
+    """A busy machine may stop a rank for so long that the others negotiate: then it is tried again."""
+    nodes = make_nodes(2, ssh=True)
+    job = SpreadJob(nodes, (2, 1))
+    run_until_replayed(job)
+    assert any(cost_of(job, lambda: [run_step(job, number) for number in range(20)]) == 0 for _ in range(3))
+    loop(job, 50)
+    assert any(cost_of(job, lambda: loop(job, 1000)) == 0 for _ in range(3))
+    assert cost_of(job, lambda: run_gather(job, 1)) > 0
+    job.close()
+    assert job.await_end() == 0, job.said()
+    check_nothing_left(nodes)
 
 
 def test_steps_that_repeat_are_replayed_until_one_differs(make_nodes):
