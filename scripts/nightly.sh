@@ -12,6 +12,7 @@
 # slow        what takes minutes: other numbers of ranks on PyTorch, integration.bench and .regress, property.selftest
 # huge        tensors of more than 4 GiB
 # launchers   jobs on two nodes that torchrun, Open MPI, Slurm and MPICH have started
+# nodes       scripts/nodes.sh: scripts for Horovod on PyTorch, TensorFlow and Keras, and a C program, on two nodes; a cut cable
 # gpus        ops on memory of GPUs of two nodes, on the fake driver: all layouts
 # ucx         jobs on several nodes over UCX: the contract suite, every fault, every op
 # coverage    lines of C and Python that unit, contract and Python tests reach, against tests/coverage.txt
@@ -27,14 +28,14 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-all=(o3 arm tensorflow slow huge launchers gpus ucx coverage debian13 booted containers service fuzz soak)
+all=(o3 arm tensorflow slow huge launchers nodes gpus ucx coverage debian13 booted containers service fuzz soak)
 folder=$PWD/build-nightly
 budget_s=6000
 rows=()
 failed=0
 declare -A group=() began=()
 
-# The build that huge, service and soak run on; CI's, where CI has run here.
+# The build that huge, nodes, service and soak run on; CI's, where CI has run here.
 build_release() {
     cmake --preset release >/dev/null
     cmake --build build-release -j "$(nproc)"
@@ -55,6 +56,10 @@ step_huge() {
     HVT_HUGE=1 judged_pytest -q tests/integration/test_huge.py
 }
 step_launchers() { scripts/test.sh release -C Nightly -R 'python.node_launchers'; }
+step_nodes() {
+    build_release
+    scripts/nodes.sh --build-dir build-release
+}
 step_gpus() { scripts/test.sh release -C Nightly -R 'contract.device.nodes'; }
 step_ucx() {
     scripts/test.sh release -C Nightly -R 'contract.span_ucx|fault.nodes_ucx'
