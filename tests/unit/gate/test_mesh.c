@@ -605,12 +605,12 @@ START_TEST(a_rendezvous_whose_hvdd_is_gone_tells_all_that_wait_and_ends_when_the
     join_at(&sides[1], port);
     join_at(&sides[2], port);
     register_at(&sides[1], "job", 1, 1, 3);
-    register_at(&sides[2], "another", 1, 2, 3);
+    register_at(&sides[2], "job", 1, 2, 3);
     wait_jobs(&sides[0], 1, "job");
-    wait_jobs(&sides[0], 2, "another");
+    wait_jobs(&sides[0], 2, "job");
     ck_assert(gate_mesh_orphaned(&sides[0].gate));
     expect_error(&sides[1], "job", HVI_ERR_NODE_LOST, "hvdd on alpha has ended");
-    expect_error(&sides[2], "another", HVI_ERR_NODE_LOST, "hvdd on alpha has ended");
+    expect_error(&sides[2], "job", HVI_ERR_NODE_LOST, "hvdd on alpha has ended");
     expect_end();
 }
 END_TEST
