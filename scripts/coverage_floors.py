@@ -77,7 +77,7 @@ def read_floors(path: pathlib.Path) -> dict[str, Floor]:
 
 def git(path: pathlib.Path, *words: str, check: bool = True) -> str:
     """What git says in a file's folder."""
-    return subprocess.run(["git", "-C", str(path.parent), *words], capture_output=True, text=True, check=check).stdout
+    return subprocess.run(["git", "-c", "safe.directory=*", "-C", str(path.parent), *words], capture_output=True, text=True, check=check).stdout
 
 
 def past_floors(path: pathlib.Path) -> list[dict[str, Floor]]:

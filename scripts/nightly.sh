@@ -42,6 +42,10 @@ build_release() {
 }
 # A command on it, held to CI's rules of what may be skipped and how many tests may be late.
 judged() { tests/harness/run-ctest build-release -- "$@"; }
+judged_ctest() {
+    judged ctest --test-dir build-release --output-junit "$PWD/build-release/Testing/junit.xml" --output-on-failure \
+        --no-tests=error "$@"
+}
 judged_pytest() { judged tests/harness/run-pytest -rs "$@"; }
 
 step_o3() {
@@ -95,9 +99,9 @@ step_soak() {
         tests/integration/test_hvdrun_tree.py \
         -k 'thousand_seeds or many_more or half_an_hour or three_hundred or when_the_fault_is_over or firewall_between_engines or stand_behind_others' ||
         status=$?
-    tests/harness/run-ctest build-release -C Nightly -L '^sim$' --output-on-failure --no-tests=error || status=$?
-    # Not by run-ctest itself, which tries once more what failed: with another seed.
-    judged ctest --test-dir build-release -C Long -R '^long[.]kills$' --output-on-failure --no-tests=error || status=$?
+    # Not by run-ctest itself, which tries once more what failed.
+    judged_ctest -C Nightly -L '^sim$' || status=$?
+    judged_ctest -C Long -R '^long[.]kills$' || status=$?
     wait "$property" || status=$?
     tail -n 20 "$folder/property.log"
     return "$status"

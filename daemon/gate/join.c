@@ -427,9 +427,11 @@ bool mesh_join_orphaned(struct gate_mesh *mesh)
 
     DL_FOREACH_SAFE(mesh->own, own, spare)
     {
-        if (own->answered || own->gone)
+        if (own->answered)
             continue;
         any = true;
+        if (own->gone)
+            continue; /* hvdd has said why, and it is not heard yet */
         withdrawn.uid = own->registered.uid;
         withdrawn.registration = own->registered.registration;
         snprintf(withdrawn.job, sizeof(withdrawn.job), "%s", own->registered.job);

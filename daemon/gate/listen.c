@@ -235,10 +235,9 @@ bool mesh_listen_orphaned(struct gate_mesh *mesh)
              "hvdd on %s has ended, by which the nodes of the job would have met, and none takes "
              "its place",
              mesh->name);
-    if (!gate_rendezvous_end(&mesh->rendezvous, HVI_ERR_NODE_LOST, text))
-        return false;
+    const bool any = gate_rendezvous_end(&mesh->rendezvous, HVI_ERR_NODE_LOST, text);
     flush_all(mesh);
-    return true;
+    return any || !mesh_listen_is_heard(mesh);
 }
 
 bool mesh_listen_is_heard(const struct gate_mesh *mesh)

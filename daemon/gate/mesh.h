@@ -104,7 +104,7 @@ struct hvi_mesh_row *mesh_add_row(struct hvi_admin_reply *reply);
 int mesh_listen_open(struct gate_mesh *mesh, char *text_p, size_t text_size);
 void mesh_listen_register(struct gate_mesh *mesh, const struct hvi_node_register *registered);
 void mesh_listen_withdraw(struct gate_mesh *mesh, const struct hvi_node_withdraw *withdrawn);
-/* There will be no rendezvous any more. False: nobody waits. */
+/* There will be no rendezvous any more. False: nobody waits, or has to hear something. */
 bool mesh_listen_orphaned(struct gate_mesh *mesh);
 /* Every node has heard what it was told. */
 bool mesh_listen_is_heard(const struct gate_mesh *mesh);

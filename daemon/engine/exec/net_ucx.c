@@ -467,31 +467,34 @@ static void forget_name(const struct ucx *ucx, ucp_mem_h *name)
     *name = NULL;
 }
 
-/* For a request. The name that *name is already stays. */
-static void give_name(struct ucx *ucx, ucp_request_param_t *param, ucp_mem_h *name,
-                      const void *memory, size_t bytes)
+/* Unless it has one. Where it cannot have any, nothing may be begun with it: false, and the port has failed. */
+static bool name_memory(struct ucx *ucx, ucp_mem_h *name, const void *memory, size_t bytes)
 {
     ucp_mem_map_params_t what = {.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS |
                                                UCP_MEM_MAP_PARAM_FIELD_LENGTH,
                                  .length = bytes};
 
     memcpy(&what.address, &memory, sizeof memory);
-    if (!ucp.names_memory)
+    if (!ucp.names_memory || *name || ucp.mem_map(ucx->shared->context, &what, name) == UCS_OK)
+        return true;
+    *name = NULL;
+    ucx->error = -ENOMEM;
+    return false;
+}
+
+static void use_name(ucp_request_param_t *param, ucp_mem_h name)
+{
+    if (!name)
         return;
-    if (!*name && ucp.mem_map(ucx->shared->context, &what, name) != UCS_OK) {
-        *name = NULL;
-        ucx->error = -ENOMEM;
-        return;
-    }
     param->op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH;
-    param->memh = *name;
+    param->memh = name;
 }
 
 /* UCX says to the callback alone how much has come; of what is there already 1.13 would not say it otherwise. */
 static void receive(struct ucx *ucx, struct request *request, ucp_mem_h *name, void *to,
                     size_t bytes, ucp_tag_t tag)
 {
-    if (request->busy || request->over)
+    if (request->busy || request->over || (name && !name_memory(ucx, name, to, bytes)))
         return;
     ucp_request_param_t param = {.op_attr_mask = UCP_OP_ATTR_FIELD_CALLBACK |
                                                  UCP_OP_ATTR_FIELD_USER_DATA |
@@ -500,7 +503,7 @@ static void receive(struct ucx *ucx, struct request *request, ucp_mem_h *name, v
                                  .user_data = begin(request)};
 
     if (name)
-        give_name(ucx, &param, name, to, bytes);
+        use_name(&param, *name);
     note_answer(request, ucp.tag_recv_nbx(ucx->worker, to, bytes, tag, UINT64_MAX, &param));
     ucx->armed = false;
 }
@@ -823,6 +826,9 @@ static bool ucx_packed(const void *port)
 
 static void begin_send(struct ucx *ucx)
 {
+    if (!name_memory(ucx, &ucx->out_name, ucx->out, sizeof ucx->out) ||
+        (ucx->body_bytes > 0 && !name_memory(ucx, &ucx->body_out_name, ucx->body, ucx->body_bytes)))
+        return;
     ucp_request_param_t datagram = sends(&ucx->datagram_out), body = sends(&ucx->body_out);
     size_t bytes = sizeof(struct datagram) + ucx->packed + ucx->head_bytes;
     const struct datagram about = {.bytes = htole32((uint32_t)bytes),
@@ -833,9 +839,8 @@ static void begin_send(struct ucx *ucx)
         memcpy(ucx->out + sizeof about + ucx->packed, ucx->head, ucx->head_bytes);
     atomic_fetch_add_explicit(&ucx->sent, ucx->packed + ucx->head_bytes + ucx->body_bytes,
                               memory_order_relaxed);
-    give_name(ucx, &datagram, &ucx->out_name, ucx->out, sizeof ucx->out);
-    if (ucx->body_bytes > 0)
-        give_name(ucx, &body, &ucx->body_out_name, ucx->body, ucx->body_bytes);
+    use_name(&datagram, ucx->out_name);
+    use_name(&body, ucx->body_out_name);
     note_answer(&ucx->datagram_out,
                 ucp.tag_send_nbx(ucx->endpoint, ucx->out, bytes, TAG_DATAGRAM, &datagram));
     note_answer(&ucx->body_out,

@@ -598,6 +598,27 @@ START_TEST(a_gate_whose_hvdd_is_gone_takes_back_what_waits_and_ends_when_that_is
 }
 END_TEST
 
+START_TEST(a_gate_whose_hvdd_is_gone_stays_until_what_that_said_last_is_heard)
+{
+    const struct hvi_node_withdraw said = {.job = "job",
+                                           .uid = 1000,
+                                           .registration = 1,
+                                           .rank = -1,
+                                           .status = HVI_ERR_RANK_LOST,
+                                           .text = "the engine was killed"};
+    uint32_t port = listen_at(&sides[0]);
+
+    register_at(&sides[0], "job", 1, 0, 3);
+    join_at(&sides[1], port);
+    register_at(&sides[1], "job", 1, 1, 3);
+    wait_jobs(&sides[0], 1, "job");
+    gate_mesh_withdraw(&sides[1].gate, &said);
+    ck_assert(gate_mesh_orphaned(&sides[1].gate));
+    expect_error(&sides[0], "job", HVI_ERR_RANK_LOST, "the engine was killed");
+    expect_end();
+}
+END_TEST
+
 START_TEST(a_rendezvous_whose_hvdd_is_gone_tells_all_that_wait_and_ends_when_they_have_heard)
 {
     uint32_t port = listen_at(&sides[0]);
@@ -625,6 +646,8 @@ START_TEST(a_gate_whose_hvdd_is_gone_says_nothing_of_jobs_that_have_met)
     register_at(&sides[1], "job", 1, 1, 2);
     ck_assert_int_eq(hear_roster(&sides[0], "job", 1)->status, HVI_OK);
     ck_assert_int_eq(hear_roster(&sides[1], "job", 1)->status, HVI_OK);
+    for (const uint64_t end = hvi_deadline_after(HVI_NS_SEC / 2); !hvi_deadline_passed(end);)
+        turn(); /* the roster is confirmed */
     ck_assert(!gate_mesh_orphaned(&sides[1].gate));
     ck_assert(!gate_mesh_orphaned(&sides[0].gate));
     ck_assert(!hears(&sides[0]) && !hears(&sides[1]));
@@ -1990,6 +2013,7 @@ static void add_meeting(Suite *suite)
     tcase_add_test(tcase, a_node_whose_connection_ends_does_not_wait_on);
     tcase_add_test(tcase,
                    a_gate_whose_hvdd_is_gone_takes_back_what_waits_and_ends_when_that_is_heard);
+    tcase_add_test(tcase, a_gate_whose_hvdd_is_gone_stays_until_what_that_said_last_is_heard);
     tcase_add_test(
         tcase, a_rendezvous_whose_hvdd_is_gone_tells_all_that_wait_and_ends_when_they_have_heard);
     tcase_add_test(tcase, a_gate_whose_hvdd_is_gone_says_nothing_of_jobs_that_have_met);
