@@ -503,9 +503,8 @@ def test_when_all_are_killed_the_next_call_does_not_let_the_stream_go_on_yet():
 SILENT = {"worker": "gpu-silence", "engine": ""}
 
 
-def stand_still(case: Case, victim: str, state: str) -> None:
+def stand_still(case: Case, victim: str, pid: int, state: str) -> None:
     """The worker or the engine does, and is ended."""
-    pid, = victims(case, victim)
     with stopping(pid) as at_ns:
         heard_ns, went_on_ns = hear_each(case, LOST[victim], SILENT[victim])
     check_prompt("the host heard", heard_ns - at_ns - SILENCE_NS, 1_100_000_000)
@@ -525,20 +524,22 @@ def brief_daemon():
 def test_one_that_stands_still_is_ended_after_its_silence(brief, victim, state):
     case = Case(brief, there([0, 1, 0]))
     case.warm()
+    pid, = victims(case, victim)
     case.wait(state)
-    stand_still(case, victim, state)
+    stand_still(case, victim, pid, state)
     case.meet_again(keep=True)
     case.job.close()
 
 
 @pytest.mark.parametrize("victim", SILENT)
 def test_one_that_stands_still_while_a_batch_runs_is_ended_after_its_silence(victim):
-    with own_case([0, 1, 0], faults="hvdd-gpu/delay@20000", gpu_silence="1s", engine_silence="1s") as case:
+    with own_case([0, 1, 0], faults="hvdd-gpu/delay@60000", gpu_silence="1s", engine_silence="1s") as case:
         case.warm()
+        pid, = victims(case, victim)
         case.wait("running")
         time.sleep(0.03)
         assert not case.job.ranks[0].has_reply(), "it is over already"
-        stand_still(case, victim, "running")
+        stand_still(case, victim, pid, "running")
 
 
 def test_a_trainer_that_stands_still_is_named_and_nothing_fails(daemon):
