@@ -104,7 +104,7 @@ struct hvi_mesh_row *mesh_add_row(struct hvi_admin_reply *reply);
 int mesh_listen_open(struct gate_mesh *mesh, char *text_p, size_t text_size);
 void mesh_listen_register(struct gate_mesh *mesh, const struct hvi_node_register *registered);
 void mesh_listen_withdraw(struct gate_mesh *mesh, const struct hvi_node_withdraw *withdrawn);
-/* There will be no rendezvous any more. False: nobody waits, or has to hear something. */
+/* There will be no rendezvous any more. False: nobody waits, or has to hear something yet. */
 bool mesh_listen_orphaned(struct gate_mesh *mesh);
 /* Every node has heard what it was told. */
 bool mesh_listen_is_heard(const struct gate_mesh *mesh);
@@ -133,7 +133,7 @@ void mesh_join_allowed(struct gate_mesh *mesh);
 /* Takes the packet out of `registered`. */
 void mesh_join_register(struct gate_mesh *mesh, struct hvi_node_register *registered);
 void mesh_join_withdraw(struct gate_mesh *mesh, const struct hvi_node_withdraw *withdrawn);
-/* What waits has no hvdd any more. False: nothing waits. */
+/* What waits has no hvdd any more. False: nothing waits, or has to be heard of. */
 bool mesh_join_orphaned(struct gate_mesh *mesh);
 /* A rendezvous knows of all that has gone. */
 bool mesh_join_is_heard(const struct gate_mesh *mesh);

@@ -435,7 +435,7 @@ static void gpu_cancel(void *context, struct engine_batch *batch)
     engine_gpu_push(gpu);
 }
 
-/* Which may take its time, or hang. */
+/* A communicator may take its time, or hang. */
 static bool waits_for_comm(const struct gpu *gpu, const struct gpu_job *job)
 {
     return job->queued && job->comm &&

@@ -105,7 +105,7 @@ static struct {
     CALLS(DECLARE)
 #undef DECLARE
     const char *(*status_string)(ucs_status_t status);
-    bool names_memory;
+    bool names_memory; /* this version needs it: see above */
 } ucp;
 
 /* Read when the library is loaded. What the engine has inherited is its user's, and not meant for it. */

@@ -40,8 +40,8 @@ unsigned char *engine_mesh_frames_room(struct engine_mesh_frames *frames, size_t
 void engine_mesh_frames_filled(struct engine_mesh_frames *frames, size_t bytes);
 /* HVI_OK; HVI_INPROGRESS: no whole frame is there; HVI_ERR_PROTOCOL: nor will there be one. */
 int engine_mesh_frames_next(struct engine_mesh_frames *frames, struct engine_mesh_frame *frame_p);
-/* Of connections most are between two frames: they have no memory then, and share what the next one of them fills.
- * Takes *spare_p, unless there is some already. */
+/* Most connections are between two frames. They have no memory then, and the next one that reads takes the spare.
+ * Takes *spare_p, unless there is memory already. */
 void engine_mesh_frames_borrow(struct engine_mesh_frames *frames, unsigned char **spare_p);
 /* The memory becomes *spare_p, or is freed if that is there; not while a part of a frame is in it. free(3) the spare. */
 void engine_mesh_frames_lend(struct engine_mesh_frames *frames, unsigned char **spare_p);

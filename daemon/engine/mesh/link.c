@@ -34,8 +34,8 @@
 
 #define READS_AT_ONCE 4
 #define LAST_READS    256 /* of a node that is given up; a goodbye may follow what it has sent */
-#define SOON_NS       (ENGINE_MESH_BEAT_NS / 6)
-#define EARLY_NS      (ENGINE_MESH_BEAT_NS / 30)
+#define SOON_NS       (ENGINE_MESH_BEAT_NS / 6)  /* a beat that is due then may go now */
+#define EARLY_NS      (ENGINE_MESH_BEAT_NS / 30) /* by which the next one is due sooner */
 
 static int on_timer(sd_event_source *source, uint64_t usec, void *user);
 static int on_io(sd_event_source *source, int fd, uint32_t events, void *user);
