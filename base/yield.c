@@ -1,23 +1,66 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/yield.h"
 
+#include "base/available.h"
+
 #include <sched.h>
+#include <stdatomic.h>
+#include <time.h>
+
+#define WATCHED_MOST 256u
 
 static _Thread_local struct hvi_yields own;
+
+/* Those below the count do not change any more. */
+static clockid_t watched[WATCHED_MOST];
+static _Atomic uint32_t watched_count;
 
 bool hvi_yields_pay(const struct hvi_yields *yields, uint64_t now_ns)
 {
     return now_ns >= yields->rest_ns;
 }
 
-void hvi_yields_note(struct hvi_yields *yields, uint64_t before_ns, uint64_t after_ns)
+void hvi_yields_note(struct hvi_yields *yields, uint64_t before_ns, uint64_t after_ns,
+                     uint64_t used_ns, uint32_t cores)
 {
+    const uint64_t passed_ns = after_ns - yields->since_ns;
     uint64_t took_ns = after_ns - before_ns;
 
     if (took_ns > HVI_YIELD_MOST_NS)
         took_ns = HVI_YIELD_MOST_NS;
-    if (took_ns >= HVI_YIELD_LONG_NS)
+    const bool known = yields->since_ns != 0 && passed_ns <= HVI_YIELD_FORGET_NS;
+    if (known && passed_ns < HVI_YIELD_JUDGE_NS)
+        return;
+    /* What has ended is not counted any more: then there is less than there was. */
+    const bool computes = used_ns > yields->used_ns &&
+                          used_ns - yields->used_ns >= passed_ns / HVI_YIELD_PART * cores;
+    yields->since_ns = after_ns;
+    yields->used_ns = used_ns;
+    if (known && !computes)
         yields->rest_ns = after_ns + HVI_YIELD_REST * took_ns;
+}
+
+static uint64_t used_by(clockid_t clock)
+{
+    struct timespec used;
+
+    return clock_gettime(clock, &used) == 0
+               ? (uint64_t)used.tv_sec * HVI_NS_SEC + (uint64_t)used.tv_nsec
+               : 0;
+}
+
+static void note(uint64_t before_ns, uint64_t after_ns)
+{
+    const uint32_t count = atomic_load_explicit(&watched_count, memory_order_acquire);
+    const uint32_t cores = hvi_cores_available();
+    uint64_t used_ns = count == 0 ? used_by(CLOCK_PROCESS_CPUTIME_ID) : 0;
+
+    for (uint32_t i = 0; i < count; i++)
+        used_ns += used_by(watched[i]);
+    hvi_yields_note(&own, before_ns, after_ns, used_ns,
+                    count == 0      ? 1
+                    : count < cores ? count
+                                    : cores);
 }
 
 bool hvi_yield(void)
@@ -27,6 +70,16 @@ bool hvi_yield(void)
     if (!hvi_yields_pay(&own, before_ns))
         return false;
     sched_yield();
-    hvi_yields_note(&own, before_ns, hvi_clock_ns());
+    const uint64_t after_ns = hvi_clock_ns();
+    if (after_ns - before_ns >= HVI_YIELD_LONG_NS)
+        note(before_ns, after_ns);
     return true;
+}
+
+void hvi_yields_watch(pid_t pid)
+{
+    const uint32_t count = atomic_load_explicit(&watched_count, memory_order_relaxed);
+
+    if (count < WATCHED_MOST && pid > 0 && clock_getcpuclockid(pid, &watched[count]) == 0)
+        atomic_store_explicit(&watched_count, count + 1, memory_order_release);
 }

@@ -8,6 +8,7 @@
 #include "base/listener.h"
 #include "base/log.h"
 #include "base/status.h"
+#include "base/yield.h"
 #include "daemon/engine/exec/fusion.h"
 #include "daemon/engine/order/negotiate.h"
 #include "daemon/engine/sessions/liveness.h"
@@ -216,6 +217,7 @@ int engine_init(struct engine *engine, const struct hvi_engine_start *start, int
 
 void engine_add_cores(struct engine *engine, pid_t pid, int pid_fd)
 {
+    hvi_yields_watch(pid);
     if (!engine_cores_add(&engine->cores, pid, pid_fd) || !engine->threads_by_cores)
         return;
     const uint32_t cores = hvi_cores_available();
