@@ -5,6 +5,7 @@
  *
  *   ring_limit --rank R --addresses A,B[,...] [--port P] [--connections 1,2] [--locals L]
  *              [--rounds N] [--seconds S] [--spin I] BYTES...
+ *   ring_limit --rank R --addresses A,B [--port P] --seconds S --beats MS
  *
  * It is started once per node; A, B, ... are the nodes' addresses. In each of N rounds every size is
  * run with each number of connections to a neighbour. Rank 0 prints one JSON object per size and
@@ -21,7 +22,10 @@
  * sum is made where a block is touched anyway: at the first send of a block, or in the pass that adds
  * a received chunk. That pass also writes the final sum to all local buffers.
  *
- * Up to 4 KiB whole vectors go round instead, and every node sums them in the order of the nodes. */
+ * Up to 4 KiB whole vectors go round instead, and every node sums them in the order of the nodes.
+ *
+ * With --beats two nodes do nothing but tell each other every MS milliseconds that they are there, and
+ * the row has the share of a core that this costs: the limit of engines that are idle. */
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
@@ -85,7 +89,7 @@ struct plan {
     int connections[CONNECTIONS_MAX], variants;
     size_t sizes[SIZES_MAX];
     int size_count;
-    double seconds;
+    double seconds, beat_s; /* beat_s 0: sums */
 };
 
 static int my_rank = -1;
@@ -660,13 +664,56 @@ static void measure(struct ring *ring, const struct plan *plan)
             }
 }
 
+/* ---- beats ---- */
+
+static double used_s(void)
+{
+    struct timespec used;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
+    return (double)used.tv_sec + (double)used.tv_nsec / 1e9;
+}
+
+/* A beat that is nearly due when the other one's comes goes with it: two wakes of the one that was
+ * first, and one of the other. */
+static void beat_until(int socket, double beat_s, double end_s)
+{
+    char beat[16] = {0};
+    double due_s = now_s() + beat_s;
+    for (double at_s; (at_s = now_s()) < end_s;) {
+        struct pollfd wanted = {.fd = socket, .events = POLLIN};
+        double left_s = due_s - at_s;
+        if (poll(&wanted, 1, left_s > 0 ? (int)(left_s * 1e3) + 1 : 0) > 0)
+            (void)did_transfer(recv(socket, beat, sizeof beat, MSG_DONTWAIT), "recv");
+        if (now_s() < due_s - beat_s / 6)
+            continue;
+        send_all(socket, beat, sizeof beat);
+        due_s = now_s() + beat_s;
+    }
+}
+
+static void measure_beats(const struct ring *ring, const struct plan *plan)
+{
+    const struct connection *connection = &ring->connections[0];
+    double began_s = now_s(), before_s = used_s();
+    beat_until(ring->rank == 0 ? connection->out : connection->in, plan->beat_s,
+               began_s + plan->seconds);
+    double share = 100 * (used_s() - before_s) / (now_s() - began_s);
+    struct ring other = {.rank = ring->rank, .nodes = 2, .connections = {ring->connections[1]}};
+    keep_slowest(&other, &share, 1);
+    (void)from_first(&other, 0); /* the other one stays as long as this one beats */
+    if (ring->rank == 0)
+        printf("{\"op\": \"beats\", \"np\": 2, \"cpu_percent\": %.4f}\n", share);
+    fflush(stdout);
+}
+
 /* ---- the command line ---- */
 
 __attribute__((noreturn)) static void misused(void)
 {
     fputs("usage: ring_limit --rank R --addresses A,B[,...] [--port P] [--connections 1,2] "
           "[--locals L]\n"
-          "                  [--rounds N] [--seconds S] [--spin I] BYTES...\n",
+          "                  [--rounds N] [--seconds S] [--spin I] BYTES...\n"
+          "       ring_limit --rank R --addresses A,B [--port P] --seconds S --beats MS\n",
           stderr);
     exit(2);
 }
@@ -724,6 +771,9 @@ static bool take_option(struct plan *plan, struct ring *ring, int option)
     case 's':
         plan->seconds = strtod(optarg, NULL);
         return plan->seconds > 0;
+    case 'b':
+        plan->beat_s = number_of(optarg, 1, 100000) / 1e3;
+        return true;
     case 'i':
         ring->spin = number_of(optarg, 0, 1000000);
         return true;
@@ -735,9 +785,11 @@ static bool take_option(struct plan *plan, struct ring *ring, int option)
 static void parse(struct plan *plan, struct ring *ring, int argc, char **argv)
 {
     static const struct option options[] = {
-        {"rank", 1, NULL, 'r'},   {"addresses", 1, NULL, 'a'}, {"port", 1, NULL, 'p'},
-        {"locals", 1, NULL, 'l'}, {"rounds", 1, NULL, 'n'},    {"connections", 1, NULL, 'k'},
-        {"spin", 1, NULL, 'i'},   {"seconds", 1, NULL, 's'},   {0},
+        {"rank", 1, NULL, 'r'},   {"addresses", 1, NULL, 'a'},
+        {"port", 1, NULL, 'p'},   {"locals", 1, NULL, 'l'},
+        {"rounds", 1, NULL, 'n'}, {"connections", 1, NULL, 'k'},
+        {"spin", 1, NULL, 'i'},   {"seconds", 1, NULL, 's'},
+        {"beats", 1, NULL, 'b'},  {0},
     };
     char usual[] = "1,2";
     take_connections(plan, ring, usual);
@@ -747,8 +799,10 @@ static void parse(struct plan *plan, struct ring *ring, int argc, char **argv)
     for (; optind < argc && plan->size_count < SIZES_MAX; optind++)
         plan->sizes[plan->size_count++] =
             (size_t)number_of(argv[optind], (int)sizeof(float), INT32_MAX);
-    if (optind < argc || plan->size_count == 0 || ring->nodes < 2 || ring->rank < 0 ||
-        ring->rank >= ring->nodes || plan->variants == 0)
+    bool beats = plan->beat_s > 0;
+    if (optind < argc || beats == (plan->size_count > 0) || (beats && ring->nodes != 2) ||
+        ring->nodes < 2 || ring->rank < 0 || ring->rank >= ring->nodes || plan->variants == 0 ||
+        (beats && ring->all < 2))
         misused();
 }
 
@@ -771,8 +825,12 @@ int main(int argc, char **argv)
     static struct plan plan = {.port = 9300, .rounds = 1, .seconds = 1};
     parse(&plan, &ring, argc, argv);
     my_rank = ring.rank;
-    make_buffers(&ring, &plan);
+    if (plan.beat_s == 0)
+        make_buffers(&ring, &plan);
     connect_ring(&ring, &plan);
-    measure(&ring, &plan);
+    if (plan.beat_s > 0)
+        measure_beats(&ring, &plan);
+    else
+        measure(&ring, &plan);
     return 0;
 }

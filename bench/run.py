@@ -259,7 +259,7 @@ class Session:
             self.note(measure, f"hvdd-{memory}", "", turn, error=str(error))
             return
         for row in rows:
-            who = row["op"] if row["op"] in ("memcpy", "onepass", "onepass-huge", "replayed") else f"hvdd-{memory}"
+            who = row["op"] if row["op"] in ("memcpy", "onepass", "onepass-huge", "replayed", "beats") else f"hvdd-{memory}"
             self.note(measure, who, "", turn, row=row)
 
     def beside(self, measure: Measure, turn: int) -> None:

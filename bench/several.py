@@ -15,6 +15,7 @@ from measures import Measure, Setting
 
 HERE = pathlib.Path(__file__).resolve().parent
 LIMIT_S = 120  # of one run
+BEAT_MS = 300  # that of engines: ENGINE_MESH_BEAT_NS in daemon/engine/mesh/link.h
 SETTLE_S = 5  # attaching is over, and what an engine looks at for 4 s after small ops (docs/design/threads.md)
 PORT = 29500
 Commands = list[tuple[Any, list[str], dict[str, str]]]  # node, command line, what it adds to the node's environment
@@ -174,7 +175,7 @@ class Several:
         return [{"op": "start", "bytes": measure.size, "np": measure.np, "time_us": took_us}]
 
     def _idle(self, measure: Measure, _memory: str, seconds: float) -> list[dict]:
-        """CPU share of the engine that takes most while its ranks do nothing."""
+        """CPU share of the engine that takes most while its ranks do nothing, and of two processes that exchange beats."""
         rest_s = max(seconds * 8, 2)
         with self.nodes(measure.nodes) as nodes:
             program = [str(self.binaries / "hvd-perf"), "--idle", str(SETTLE_S + rest_s + 1)]
@@ -192,7 +193,8 @@ class Several:
             took_ns = time.monotonic_ns() - began_ns
             if outputs.processes[0].wait(LIMIT_S) != 0:
                 raise Failed(why_failed(outputs.processes[0].returncode, outputs.text()))
-        return [{"op": "idle", "np": measure.np, "cpu_percent": round(100 * used_ns / took_ns, 4)}]
+        return [{"op": "idle", "np": measure.np, "cpu_percent": round(100 * used_ns / took_ns, 4)},
+                self.run(measure, lambda nodes: self._limit(nodes, measure, rest_s, "--beats", str(BEAT_MS)))[0]]
 
     # ---- peers ----
 
@@ -239,9 +241,12 @@ class Several:
 
     def _ring(self, nodes: Any, measure: Measure, seconds: float) -> Commands:
         size = measure.size or measures.GRADIENT_BYTES
+        return self._limit(nodes, measure, seconds, str(size))
+
+    def _limit(self, nodes: Any, measure: Measure, seconds: float, *more: str) -> Commands:
         return [(node, [str(self.cache / "ring_limit"), "--rank", str(node.number - 1), "--addresses",
                         ",".join(each.address for each in nodes), "--locals", str(measure.np // measure.nodes), "--seconds",
-                        str(seconds), str(size)], {}) for node in nodes]
+                        str(seconds), *more], {}) for node in nodes]
 
     def _iperf3(self, measure: Measure, seconds: float) -> dict:
         """The time in which it moves as many bytes both ways at once as a ring of two nodes has to."""

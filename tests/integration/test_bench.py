@@ -363,6 +363,21 @@ def test_the_bare_ring_ends_with_a_sentence_when_a_neighbour_does(make_nodes, ri
     assert processes[0].returncode == 1 and "ring_limit: rank 0: " in said
 
 
+def test_two_bare_processes_that_exchange_beats_use_some_of_a_core(make_nodes, ring):
+    done = run_ring(make_nodes(2, share=[ring.parent]), ring, "--seconds", "1", "--beats", "20")
+    assert [code for _out, _err, code in done] == [0, 0], done
+    row = json.loads(done[0][0])
+    assert row["op"] == "beats" and 0 < row["cpu_percent"] < 50 and not done[1][0]
+
+
+def test_an_idle_engine_is_judged_beside_bare_beats():
+    name = "nodes-idle-2x1"
+    found = bench_results.Results([line(name, who, time, turn) for turn, (ours, beats) in enumerate(((0.06, 0.03), (0.07, 0.03)))
+                                   for who, time in (("hvdd-shared", ours), ("beats", beats))])
+    verdict = verdict_of(found, name, "shared")
+    assert verdict.good == [True, False] and "2x the time of beats" in verdict.bar
+
+
 def test_between_nodes_the_ring_is_measured_and_a_job_that_is_refused_says_so(tmp_path, make_nodes):
     assert make_nodes  # or this is skipped
     done = compare(tmp_path, "--nodes", "--peers", "none", "--only", "nodes-allreduce-4B-2x2")
