@@ -40,27 +40,29 @@ void hvi_yields_note(struct hvi_yields *yields, uint64_t before_ns, uint64_t aft
         yields->rest_ns = after_ns + HVI_YIELD_REST * took_ns;
 }
 
-static uint64_t used_by(clockid_t clock)
+/* False: that process has ended. */
+static bool add_used(clockid_t clock, uint64_t *used_ns_p)
 {
     struct timespec used;
 
-    return clock_gettime(clock, &used) == 0
-               ? (uint64_t)used.tv_sec * HVI_NS_SEC + (uint64_t)used.tv_nsec
-               : 0;
+    if (clock_gettime(clock, &used) != 0)
+        return false;
+    *used_ns_p += (uint64_t)used.tv_sec * HVI_NS_SEC + (uint64_t)used.tv_nsec;
+    return true;
 }
 
 static void note(uint64_t before_ns, uint64_t after_ns)
 {
     const uint32_t count = atomic_load_explicit(&watched_count, memory_order_acquire);
     const uint32_t cores = hvi_cores_available();
-    uint64_t used_ns = count == 0 ? used_by(CLOCK_PROCESS_CPUTIME_ID) : 0;
+    uint64_t used_ns = 0;
+    uint32_t alive = 0;
 
+    if (count == 0)
+        alive = add_used(CLOCK_PROCESS_CPUTIME_ID, &used_ns);
     for (uint32_t i = 0; i < count; i++)
-        used_ns += used_by(watched[i]);
-    hvi_yields_note(&own, before_ns, after_ns, used_ns,
-                    count == 0      ? 1
-                    : count < cores ? count
-                                    : cores);
+        alive += add_used(watched[i], &used_ns);
+    hvi_yields_note(&own, before_ns, after_ns, used_ns, alive < cores ? alive : cores);
 }
 
 bool hvi_yield(void)
