@@ -3,7 +3,10 @@
  * poison of pages whose batches are not over.
  *
  * What does not end ends this process, with the reason: the driver and NCCL know no other way out of a call, and a stream
- * cannot be taken back. */
+ * cannot be taken back.
+ *
+ * While this process stands still, calls do not get further either. So that time counts for none of them: hvdd judges it, by
+ * gpu-silence. */
 #include "daemon/gpu/engine.h"
 
 #include "base/status.h"
@@ -16,7 +19,8 @@
 #define POISON_NS  (10 * HVI_NS_MS)
 #define TICK_NS    (250 * HVI_NS_MS)
 #define END_NS     (2 * HVI_NS_SEC)
-#define PARTS_TICK 4u /* of the longest call: how late it may be seen */
+#define STOOD_NS   (500 * HVI_NS_MS) /* a tick that late: the main thread waits for nothing else */
+#define PARTS_TICK 4u                /* of the longest call: how late it may be seen */
 
 void gpu_guard_fail(struct gpu_worker *worker, const char *text)
 {
@@ -44,7 +48,8 @@ static void look_at_calls(struct gpu_worker *worker, uint64_t now_ns)
     if (atomic_load_explicit(&launch->oldest_ns, memory_order_relaxed) <=
         atomic_load_explicit(&worker->imports.calls.since_ns, memory_order_relaxed))
         worker->excused_ns = now_ns;
-    if (worker->up && gpu_calls_look(&launch->calls, 0, now_ns, text, sizeof(text))) {
+    if (worker->up &&
+        gpu_calls_look(&launch->calls, worker->stood_ns, now_ns, text, sizeof(text))) {
         batch = atomic_load_explicit(&launch->calls.batch, memory_order_relaxed);
         snprintf(sentence, sizeof(sentence), "its launch thread is %s (batch %llu)", text,
                  (unsigned long long)batch);
@@ -78,8 +83,25 @@ static uint64_t tick_of(const struct gpu_worker *worker)
     return part < TICK_NS ? part : TICK_NS;
 }
 
+/* Calls have their time anew, and what ends later ends as much later. */
+static void look_at_clock(struct gpu_worker *worker, uint64_t now_ns)
+{
+    struct gpu_engine *engine;
+
+    if (now_ns < worker->due_ns + STOOD_NS)
+        return;
+    worker->stood_ns = worker->excused_ns = now_ns;
+    DL_FOREACH(worker->engines, engine)
+    {
+        if (engine->deadline_ns != 0)
+            engine->deadline_ns += now_ns - worker->due_ns;
+    }
+    worker->end_ns += now_ns - worker->due_ns; /* before is_ending it is set anew */
+}
+
 static void arm(struct gpu_worker *worker, uint64_t ns)
 {
+    worker->due_ns = hvi_clock_ns() + ns;
     sd_event_source_set_time_relative(worker->guard, ns / 1000);
     sd_event_source_set_enabled(worker->guard, SD_EVENT_ONESHOT);
 }
@@ -101,6 +123,7 @@ static int on_tick(sd_event_source *source, uint64_t usec, void *user)
     const uint64_t now_ns = hvi_clock_ns();
 
     (void)source, (void)usec;
+    look_at_clock(worker, now_ns);
     look_at_calls(worker, now_ns);
     bool is_hurried = look_at_engines(worker, now_ns) || worker->is_ending || worker->pass.is_due;
     look_at_end(worker, now_ns);
@@ -111,11 +134,13 @@ static int on_tick(sd_event_source *source, uint64_t usec, void *user)
 
 void gpu_guard_hurry(struct gpu_worker *worker)
 {
+    look_at_clock(worker, hvi_clock_ns());
     arm(worker, POISON_NS);
 }
 
 int gpu_guard_open(struct gpu_worker *worker)
 {
+    worker->due_ns = hvi_clock_ns() + tick_of(worker);
     if (sd_event_add_time_relative(worker->event, &worker->guard, CLOCK_MONOTONIC,
                                    tick_of(worker) / 1000, 1000, on_tick, worker) >= 0)
         return HVI_OK;

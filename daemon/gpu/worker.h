@@ -45,8 +45,10 @@ struct gpu_worker {
     int exit_code;
     uint64_t end_ns;
     struct gpu_pass pass;
-    struct hvi_gpu_row said;  /* to hvdd, at last */
-    uint64_t excused_ns;      /* when the call for memory last had a batch to wait for */
+    struct hvi_gpu_row said; /* to hvdd, at last */
+    uint64_t excused_ns; /* when the call for memory last had a batch to wait for; or .stood_ns */
+    uint64_t due_ns;     /* when the guard looks again */
+    uint64_t stood_ns;   /* when it last found that this process had stood still; 0: never */
     struct hvi_packet packet; /* scratch for one message in, one out */
     unsigned char encoded[HVI_PACKET_BYTES_MAX];
 };

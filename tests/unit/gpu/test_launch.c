@@ -6,6 +6,7 @@
 #include "tests/unit/gpu/hvt_job.h"
 #include "tests/unit/hvt_main.h"
 
+#include <signal.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -541,6 +542,23 @@ START_TEST(an_open_that_does_not_end_ends_the_worker_with_the_reason)
 }
 END_TEST
 
+/* hvdd judges how long it may: the open is not over, and the guard looks as soon as it goes on. */
+START_TEST(a_worker_that_has_stood_still_gives_calls_their_time_anew)
+{
+    const struct hvt_worker_wish wish = {.call_ns = 1 * HVI_NS_SEC};
+
+    hvt_job_start(1, "hvdd-gpu/slow-open@1700", &wish);
+    import_anything();
+    nap(100);
+    kill(worker->pid, SIGSTOP);
+    nap(1200);
+    kill(worker->pid, SIGCONT);
+    hvt_worker_hear(worker, worker->engine_fd);
+    ck_assert_int_eq(worker->msg.kind, HVI_GPU_ACK);
+    ck_assert_uint_eq(worker->msg.ack.request, 1);
+}
+END_TEST
+
 /* A rank with a fence, and without memory: its ops have no bytes. */
 static void attach_fence(void)
 {
@@ -636,6 +654,7 @@ int main(void)
     tcase_add_test(faulty, what_it_has_of_memory_is_said_with_a_beat_when_it_has_changed);
     tcase_add_test(faulty, memory_and_pages_are_closed_when_no_stream_has_anything);
     tcase_add_test(faulty, an_open_that_does_not_end_ends_the_worker_with_the_reason);
+    tcase_add_test(faulty, a_worker_that_has_stood_still_gives_calls_their_time_anew);
     tcase_add_test(faulty, a_batch_that_is_younger_than_an_open_excuses_nothing);
     tcase_add_test(faulty, an_open_has_its_time_from_the_end_of_the_batches_that_are_older);
     tcase_add_test(faulty, an_open_that_finds_the_context_broken_ends_the_worker_with_the_reason);
