@@ -6,6 +6,7 @@
 #include "base/status.h"
 #include "base/types.h"
 #include "daemon/engine/engine.h"
+#include "daemon/engine/exec/gpu.h"
 #include "daemon/engine/report.h"
 #include "daemon/engine/sessions/complete.h"
 #include "daemon/engine/sessions/device.h"
@@ -160,9 +161,25 @@ static void unexplained(void *user)
     engine_nodes_puzzled(user);
 }
 
+/* "rank 3": those that have their memory on this worker's GPU. */
+static void name_ranks(const struct engine *engine, const struct engine_work *work, uint16_t worker,
+                       char text_p[ENGINE_DEVICE_WHOSE])
+{
+    const struct engine_set *set = engine_sets_find(&engine->order.sets, work->set);
+    int32_t ranks[HVI_DEVICE_MEMBERS];
+    uint32_t count = 0;
+
+    for (uint32_t i = 0; set && i < work->ranks && count < HVI_DEVICE_MEMBERS; i++) {
+        if (engine_gpu_worker_of(work, i) == worker)
+            ranks[count++] = engine_set_rank_at(set, i);
+    }
+    engine_ranks_text(ranks, count, text_p, ENGINE_DEVICE_WHOSE);
+}
+
 static void comm_wanted(void *user, const struct engine_gpu_comm *comm)
 {
     struct engine *engine = user;
+    char whose[ENGINE_GPU_WORKERS][ENGINE_DEVICE_WHOSE];
     const struct engine_device_join join = {
         .comm = comm->number,
         .count = comm->count,
@@ -173,7 +190,11 @@ static void comm_wanted(void *user, const struct engine_gpu_comm *comm)
         .nodes = comm->nodes,
         .here = engine->roster.here,
         .registered = comm->registered,
+        .set = comm->work->set,
+        .whose = (const char(*)[ENGINE_DEVICE_WHOSE])whose,
     };
+    for (uint32_t i = 0; i < comm->count; i++)
+        name_ranks(engine, comm->work, comm->workers[i], whose[i]);
     int status = engine_device_join(&engine->device, &join);
 
     if (status != HVI_OK)

@@ -43,8 +43,11 @@ struct engine_device_comm {
     uint64_t *instances; /* [ranks] */
     uint32_t *nodes;     /* [ranks]; NULL: all workers are here */
     bool *can;           /* [ranks] with .nodes: its node has said so */
+    uint32_t set;        /* of the op that wants it */
     struct {
         uint16_t worker, rank;
+        bool joined;
+        char whose[ENGINE_DEVICE_WHOSE];
     } own[]; /* [count] */
 };
 
@@ -141,6 +144,38 @@ static void tell_failure(struct engine_device *device, const struct engine_devic
 
 /* ---- the end of one that is being made ---- */
 
+/* "rank 1, ranks 2,3, other nodes": a worker answers when all have joined, so these may have come as well; but one of them
+ * has not. */
+static void list_missing(const struct engine_device_comm *comm, uint32_t except, char *text_p,
+                         size_t text_size)
+{
+    size_t length = 0;
+
+    text_p[0] = '\0';
+    for (uint32_t i = 0; i < comm->count && length < text_size; i++) {
+        if (comm->own[i].joined || i == except)
+            continue;
+        length += (size_t)snprintf(text_p + length, text_size - length, "%s%s",
+                                   length > 0 ? ", " : "", comm->own[i].whose);
+    }
+    if (comm->ranks > comm->count && length < text_size)
+        snprintf(text_p + length, text_size - length, "%sother nodes", length > 0 ? ", " : "");
+}
+
+/* Workers cannot leave a join, and may be lost within it. */
+static void note_blame(struct engine_device *device, const struct engine_device_comm *comm)
+{
+    char missing[64];
+
+    for (uint32_t i = 0; comm->joining && i < comm->count; i++) {
+        struct engine_device_worker *worker = worker_at(device, comm, i);
+        list_missing(comm, i, missing, sizeof missing);
+        snprintf(worker->blame, sizeof worker->blame,
+                 "; process set %u waits for a communicator that the GPUs of %s have not joined",
+                 comm->set, missing);
+    }
+}
+
 static void finish_heard(struct engine_device *device, struct engine_device_comm *comm,
                          uint32_t from, int status, const char *text)
 {
@@ -154,6 +189,7 @@ static void finish_heard(struct engine_device *device, struct engine_device_comm
         comm->next = device->ready_comms;
         device->ready_comms = comm;
     } else {
+        note_blame(device, comm);
         drop(device, comm);
         tell_failure(device, comm, from, status, text);
         free_comm(comm);
@@ -275,6 +311,7 @@ static bool take_ranks(struct engine_device *device, struct engine_device_comm *
     for (uint32_t i = 0; i < join->count; i++) {
         comm->own[i].worker = join->workers[i];
         comm->own[i].rank = join->rank[i];
+        snprintf(comm->own[i].whose, sizeof comm->own[i].whose, "%s", join->whose[i]);
         comm->instances[join->rank[i]] = device->workers[join->workers[i]].instance;
     }
     if (!join->instances)
@@ -301,6 +338,7 @@ static struct engine_device_comm *comm_new(struct engine_device *device,
     comm->here = join->here;
     comm->registered = join->registered;
     comm->fresh = join->nodes != NULL || join->registered;
+    comm->set = join->set;
     if (take_ranks(device, comm, join))
         return comm;
     free_comm(comm);
@@ -433,6 +471,12 @@ static void take_id(struct engine_device *device, struct engine_device_comm *com
         workers_can(device, comm);
 }
 
+static void note_joined(struct engine_device_comm *comm, const struct engine_device_worker *worker)
+{
+    for (uint32_t i = 0; i < comm->count; i++)
+        comm->own[i].joined = comm->own[i].joined || comm->own[i].worker == worker->number;
+}
+
 void engine_device_comm_answered(struct engine_device_worker *worker, enum engine_device_wait wait,
                                  uint32_t number, const struct engine_device_answer *answer)
 {
@@ -440,6 +484,8 @@ void engine_device_comm_answered(struct engine_device_worker *worker, enum engin
     struct engine_device_comm *comm = device->comms;
     char text[HVI_TEXT_MAX + 1];
 
+    if (wait == ENGINE_DEVICE_COMM_JOIN && answer->status != HVI_ERR_TIMEOUT)
+        worker->blame[0] = '\0';
     if (!comm || comm->number != number) /* it has failed already */
         return;
     if (answer->status != HVI_OK) {
@@ -448,8 +494,10 @@ void engine_device_comm_answered(struct engine_device_worker *worker, enum engin
         finish(device, comm, answer->status, text);
     } else if (wait == ENGINE_DEVICE_COMM_ID && !comm->joining) {
         take_id(device, comm, worker, answer->id);
-    } else if (wait == ENGINE_DEVICE_COMM_JOIN && --comm->waiting == 0) {
-        finish(device, comm, HVI_OK, "");
+    } else if (wait == ENGINE_DEVICE_COMM_JOIN) {
+        note_joined(comm, worker);
+        if (--comm->waiting == 0)
+            finish(device, comm, HVI_OK, "");
     }
 }
 
@@ -649,6 +697,12 @@ void engine_device_leave_nodes(struct engine_device *device, const char *text)
     engine_device_leave_nodes(device, text);
 }
 
+void engine_device_comm_delay(struct engine_device *device, uint64_t ns)
+{
+    if (device->comms && device->comms->deadline_ns != 0)
+        device->comms->deadline_ns += ns;
+}
+
 bool engine_device_comm_look(struct engine_device *device, uint64_t now_ns)
 {
     struct engine_device_comm *comm = device->comms;
@@ -675,6 +729,15 @@ static bool has(const struct engine_device_comm *comm, const struct engine_devic
             return true;
     }
     return false;
+}
+
+const char *engine_device_comm_blame(struct engine_device_worker *worker)
+{
+    const struct engine_device_comm *comm = worker->device->comms;
+
+    if (comm && has(comm, worker))
+        note_blame(worker->device, comm);
+    return worker->blame;
 }
 
 /* What is enqueued in these waits for the worker that is lost. */

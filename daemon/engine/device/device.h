@@ -26,6 +26,7 @@
 #include <sys/types.h>
 
 #define ENGINE_DEVICE_WORKERS 64u
+#define ENGINE_DEVICE_WHOSE   48 /* bytes of "ranks 0,4,8" */
 #define ENGINE_DEVICE_LABEL   (HVI_WIRE_GPU_UUID + HVI_WIRE_NODE_NAME + 64)
 #define ENGINE_DEVICE_BUCKETS 256u
 
@@ -102,6 +103,7 @@ struct engine_device_worker {
     int refused_status,
         page_status;             /* page: a fence page that it could not register; else HVI_OK */
     char text[HVI_TEXT_MAX + 1]; /* refused, leaving, lost: why; else of .page_status */
+    char blame[160]; /* it may still be joining a communicator that has failed: whose; else "" */
     struct engine_device_pending *pending; /* answers that are due, oldest first */
     struct engine_device_packet *unsent;   /* its socket is full */
 };
@@ -115,6 +117,7 @@ struct engine_device {
 
     int event_fd; /* eventfd that workers write when they have done something */
     struct sd_event_source *event_source, *timer;
+    uint64_t due_ns; /* when the timer's deadlines are looked at again */
     uint32_t count;
     struct engine_device_worker workers[ENGINE_DEVICE_WORKERS];
     uint64_t requests;
@@ -185,14 +188,16 @@ void engine_device_session_over(struct engine_device *device, uint32_t page, boo
 /* ---- communicators ---- */
 
 struct engine_device_join {
-    uint32_t comm, count;      /* workers of this node */
-    const uint16_t *workers;   /* [count] */
-    const uint16_t *rank;      /* [count] theirs */
-    uint32_t ranks;            /* on all nodes */
-    const uint64_t *instances; /* [ranks]; NULL: all workers are here */
-    const uint32_t *nodes;     /* [ranks], likewise */
-    uint32_t here;             /* this node */
-    bool registered;           /* for registered memory: one of this engine alone */
+    uint32_t comm, count;                     /* workers of this node */
+    const uint16_t *workers;                  /* [count] */
+    const uint16_t *rank;                     /* [count] theirs */
+    uint32_t ranks;                           /* on all nodes */
+    const uint64_t *instances;                /* [ranks]; NULL: all workers are here */
+    const uint32_t *nodes;                    /* [ranks], likewise */
+    uint32_t here;                            /* this node */
+    bool registered;                          /* for registered memory: one of this engine alone */
+    uint32_t set;                             /* the process set of the op that wants it */
+    const char (*whose)[ENGINE_DEVICE_WHOSE]; /* [count] "rank 3": whose memory each has */
 };
 
 /* `joined` follows; and once more with an error if it is over before its workers are. HVI_OK, HVI_ERR_NO_MEMORY. */

@@ -74,8 +74,13 @@ void engine_device_page_close(struct engine_device *device);
 
 void engine_device_comm_answered(struct engine_device_worker *worker, enum engine_device_wait wait,
                                  uint32_t comm, const struct engine_device_answer *answer);
+/* Which process set waits for this worker to join, and for which ranks' workers beside it: "; process set 3 ..."; "" if none
+ * does. */
+const char *engine_device_comm_blame(struct engine_device_worker *worker);
 /* Communicators that have it fail, and the others abort them. */
 void engine_device_comm_lost(struct engine_device_worker *worker, const char *text);
+/* This process has stood still for so long: other nodes have as much more time. */
+void engine_device_comm_delay(struct engine_device *device, uint64_t ns);
 /* Deadlines of other nodes. False: there are none. */
 bool engine_device_comm_look(struct engine_device *device, uint64_t now_ns);
 void engine_device_comm_close(struct engine_device *device);

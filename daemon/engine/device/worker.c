@@ -31,7 +31,8 @@
 #define ENDED_NS         (5 * HVI_NS_SEC)    /* the same from GpuEnd on */
 #define COMM_NS_MAX      (3600 * HVI_NS_SEC) /* of gpu-comm-timeout (node/config.def) */
 #define TICK_US          20000u
-#define UNSENT_MAX       4096u /* messages that a worker has not read */
+#define STOOD_NS         (500 * HVI_NS_MS) /* a tick that late: this process has stood still */
+#define UNSENT_MAX       4096u             /* messages that a worker has not read */
 
 struct engine_device_packet {
     struct engine_device_packet *next;
@@ -130,7 +131,8 @@ static void lose(struct engine_device_worker *worker, const char *why)
     if (strncmp(why, worker->uuid_text, named) == 0 && strncmp(why + named, ": ", 2) == 0)
         why += named + 2; /* hvdd names the GPU as well */
     engine_device_label(device, worker->number, label);
-    snprintf(text, sizeof text, "the worker of %s is lost: %.700s", label, why);
+    snprintf(text, sizeof text, "the worker of %s is lost: %.600s%s", label, why,
+             engine_device_comm_blame(worker));
     if (worker->state == ENGINE_DEVICE_GREETING || worker->state == ENGINE_DEVICE_WANTED) {
         refuse(worker, HVI_ERR_WORKER_LOST, text);
         return;
@@ -366,7 +368,7 @@ static void greet(struct engine_device_worker *worker, const struct hvi_gpu_hell
     worker->registers = hello->registers;
     worker->fabric = hello->fabric;
     worker->comm_ns = hello->comm_ns < COMM_NS_MAX ? hello->comm_ns : COMM_NS_MAX;
-    worker->comm_ns += worker->comm_ns / 8;
+    worker->comm_ns += worker->comm_ns / 8 + HVI_NS_SEC; /* it sees that late, and speaks first */
     snprintf(worker->name, sizeof worker->name, "%s", hello->name);
     link_up(worker);
 }
@@ -611,6 +613,25 @@ static bool look_at(struct engine_device_worker *worker, uint64_t now_ns)
            worker->state == ENGINE_DEVICE_LEAVING;
 }
 
+/* What came meanwhile has not been read yet, so everything that is waited for has as much more time. */
+static void look_at_clock(struct engine_device *device, uint64_t now_ns)
+{
+    const uint64_t late_ns = now_ns > device->due_ns ? now_ns - device->due_ns : 0;
+
+    if (late_ns < STOOD_NS)
+        return;
+    engine_device_comm_delay(device, late_ns);
+    for (uint32_t i = 0; i < device->count; i++) {
+        struct engine_device_worker *worker = &device->workers[i];
+        struct engine_device_pending *pending = worker->pending;
+        worker->deadline_ns += late_ns;
+        for (; pending; pending = pending->next) {
+            if (pending->deadline_ns != UINT64_MAX)
+                pending->deadline_ns += late_ns;
+        }
+    }
+}
+
 static int on_timer(sd_event_source *source, uint64_t usec, void *user)
 {
     struct engine_device *device = user;
@@ -618,6 +639,7 @@ static int on_timer(sd_event_source *source, uint64_t usec, void *user)
     bool more = false;
 
     (void)source, (void)usec;
+    look_at_clock(device, now_ns);
     for (uint32_t i = 0; i < device->count; i++)
         more = look_at(&device->workers[i], now_ns) || more;
     more = engine_device_comm_look(device, now_ns) || more;
@@ -632,6 +654,7 @@ void engine_device_watch(struct engine_device *device)
 
     if (sd_event_source_get_enabled(device->timer, &enabled) > 0 && enabled != SD_EVENT_OFF)
         return;
+    device->due_ns = hvi_clock_ns() + TICK_US * (HVI_NS_SEC / 1000000);
     sd_event_source_set_time_relative(device->timer, TICK_US);
     sd_event_source_set_enabled(device->timer, SD_EVENT_ONESHOT);
 }

@@ -173,13 +173,14 @@ struct engine_batch {
 
 /* A communicator that is wanted. */
 struct engine_gpu_comm {
-    uint32_t number, count;    /* workers of this node */
-    const uint16_t *workers;   /* [count] */
-    const uint16_t *rank;      /* [count] theirs */
-    uint32_t ranks;            /* on all nodes */
-    const uint64_t *instances; /* [ranks]; NULL: all workers are here */
-    const uint32_t *nodes;     /* [ranks], likewise */
-    bool registered;           /* for works whose memory is registered with it */
+    uint32_t number, count;         /* workers of this node */
+    const uint16_t *workers;        /* [count] */
+    const uint16_t *rank;           /* [count] theirs */
+    uint32_t ranks;                 /* on all nodes */
+    const uint64_t *instances;      /* [ranks]; NULL: all workers are here */
+    const uint32_t *nodes;          /* [ranks], likewise */
+    bool registered;                /* for works whose memory is registered with it */
+    const struct engine_work *work; /* comm_wanted: the first that wants it; else NULL */
 };
 
 /* What a node tells another of a communicator's works, which start, begin and end in their order: it is so of the works up to

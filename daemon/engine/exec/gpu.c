@@ -5,12 +5,14 @@
  *     |                                      |
  *     +--cancelled, session over, no comm----+--worker lost--> posted at once
  *
- * Works of one set start in the order of start(), and works with a communicator never overtake each other, whatever
- * their sets: two nodes, or two workers, that launched them in different orders would wait for each
- * other for ever. Works of one GPU alone are in no one's way.
+ * Works of one set start in the order of start(). A work with a communicator overtakes none that has a worker in
+ * common with it, whatever their sets: two workers that launched them in different orders would wait for each other for
+ * ever, and so might one that joins a communicator and one that launches. So what waits holds all that its workers are in, and
+ * what that holds all that its own are in. Works of one GPU alone are in no one's way.
  *
- * With a span, the nodes start the same works with communicators in the same order, so communicators are wanted in the
- * same order, too. A node that has no memory of a work has nothing to do. gpu_nodes.c says when such a work is over.
+ * With a span, the nodes start the same works with communicators in the same order, whatever their workers, and
+ * communicators are wanted in the same order, too. A work of this node alone may overtake one with a span that
+ * waits: each node's workers still see all works of the node in one order, and those with a span in that of all nodes. A node that has no memory of a work has nothing to do. gpu_nodes.c says when such a work is over.
  *
  * What has been started without the word of the other nodes (engine_span.tentative) goes to no worker before all are known to have
  * started it, and may be withdrawn until then; gpu_pack.c says which works go together.
@@ -174,17 +176,67 @@ static bool may_start(const struct gpu_job *job)
     return job->queued && !job->tentative && (!job->comm || job->comm->status == HVI_OK);
 }
 
+static uint64_t workers_of(const struct engine_gpu_route *route)
+{
+    uint64_t workers = 0;
+
+    for (uint32_t i = 0; i < route->count; i++)
+        workers |= UINT64_C(1) << route->workers[i];
+    return workers;
+}
+
+/* What jobs that wait hold up. */
+struct held {
+    uint64_t alone; /* a bit for each worker: works of one GPU there */
+    uint64_t comms; /* likewise: works with communicators */
+    bool spans;     /* those of several nodes */
+};
+
+/* Nothing is before the first job but communicators for registered memory that are being made. */
+static struct held hold_none(const struct gpu *gpu)
+{
+    struct held held = {0};
+
+    if (gpu->registered_coming == 0)
+        return held;
+    for (const struct gpu_comm *comm = gpu->comms; comm; comm = comm->next) {
+        if (comm->registered && comm->status == HVI_INPROGRESS)
+            held.comms |= workers_of(&comm->route);
+    }
+    return held;
+}
+
+static bool is_held(const struct held *held, const struct gpu_job *job)
+{
+    const uint64_t workers = workers_of(&job->route);
+
+    if (!job->comm)
+        return (held->alone & workers) != 0;
+    return (held->comms & workers) != 0 || (held->spans && engine_gpu_has_nodes(job));
+}
+
+/* The job waits, and those behind it are not to overtake it. */
+static void hold(struct held *held, const struct gpu_job *job)
+{
+    const uint64_t workers = workers_of(&job->route);
+
+    if (!job->comm) {
+        held->alone |= workers;
+        return;
+    }
+    held->comms |= workers;
+    held->spans = held->spans || engine_gpu_has_nodes(job);
+}
+
 /* Queued ones that may start now. */
 void engine_gpu_push(struct gpu *gpu)
 {
-    uint64_t held = 0; /* workers whose own works wait */
-    bool comms_held = gpu->registered_coming > 0;
+    struct held held = hold_none(gpu);
     struct gpu_job *job, *next;
 
     DL_FOREACH_SAFE(gpu->jobs, job, next)
     {
-        const uint64_t bit = UINT64_C(1) << job->route.workers[0];
-        bool may = may_start(job) && (job->comm ? !comms_held : (held & bit) == 0);
+        bool may = may_start(job) && !is_held(&held, job);
         const struct engine_batch *batch = may ? engine_gpu_pack(gpu, job) : NULL;
         if (gpu->queued == 0)
             return;
@@ -194,10 +246,8 @@ void engine_gpu_push(struct gpu *gpu)
             may = has_room(gpu, job, batch, i);
         if (may)
             publish(gpu, job, batch);
-        else if (job->comm)
-            comms_held = true;
         else
-            held |= bit;
+            hold(&held, job);
     }
 }
 
@@ -247,7 +297,8 @@ static struct gpu_comm *want_comm(struct gpu *gpu, const struct engine_gpu_route
     comm->next = gpu->comms;
     gpu->comms = comm;
     gpu->registered_coming += registered;
-    const struct engine_gpu_comm wanted = engine_gpu_describe_comm(comm);
+    struct engine_gpu_comm wanted = engine_gpu_describe_comm(comm);
+    wanted.work = work;
     gpu->config.comm_wanted(gpu->config.owner, &wanted);
     return comm;
 }
@@ -309,8 +360,8 @@ static bool is_quiet(const struct gpu *gpu, const struct gpu_job *job)
     return gpu->queued == 0;
 }
 
-/* By the communicator for registered memory, if that can be. While it is made works with communicators wait: a later one asks
- * for it where this is no moment for that. */
+/* By the communicator for registered memory, if that can be. While it is made works of its workers with communicators wait: a
+ * later one asks for it where this is no moment for that. */
 static void choose_registered(struct gpu *gpu, struct gpu_job *job)
 {
     struct gpu_comm *comm;
@@ -435,21 +486,24 @@ static void gpu_cancel(void *context, struct engine_batch *batch)
     engine_gpu_push(gpu);
 }
 
-/* A communicator may take its time, or hang. */
-static bool waits_for_comm(const struct gpu *gpu, const struct gpu_job *job)
+/* A communicator may take its time, or hang: its own, or that of what is before it. */
+static bool waits_for_comm(const struct held *held, const struct gpu_job *job)
 {
-    return job->queued && job->comm &&
-           (job->comm->status == HVI_INPROGRESS || gpu->registered_coming > 0);
+    return job->queued && job->comm && (job->comm->status == HVI_INPROGRESS || is_held(held, job));
 }
 
 void engine_gpu_backend_session_over(void *context, uint32_t page)
 {
     struct gpu *gpu = context;
+    struct held held = hold_none(gpu);
     struct gpu_job *job, *next;
 
     DL_FOREACH_SAFE(gpu->jobs, job, next)
     {
-        if (engine_gpu_is_of_page(job, page, waits_for_comm(gpu, job)))
+        const bool waits = waits_for_comm(&held, job);
+        if (waits)
+            hold(&held, job);
+        if (engine_gpu_is_of_page(job, page, waits))
             cancel(gpu, job);
     }
     leave_abandoned(gpu);
@@ -527,12 +581,14 @@ static bool is_given_up(const struct gpu *gpu, const struct gpu_job *job)
     return job->left != 0;
 }
 
+/* If this process has stood still, an answer may lie there. */
 static void gpu_watch(void *context)
 {
     struct gpu *gpu = context;
     const uint64_t now_ns = hvi_clock_ns();
-    struct gpu_job *job = gpu->jobs;
 
+    (void)engine_gpu_backend_look(gpu);
+    struct gpu_job *job = gpu->jobs;
     while (job && (is_given_up(gpu, job) || !is_late(gpu, job, now_ns)))
         job = job->next;
     if (job)

@@ -28,7 +28,7 @@ void engine_gpu_backend_heard(void *context, const uint64_t *instances, uint32_t
 /* HVI_OK, or batches that want it fail with this status. */
 void engine_gpu_backend_comm(void *context, uint32_t comm, int status, const char *text);
 /* The session of that page is over, and its .ready words are about to be poisoned: batches that wait for one of them are
- * cancelled, and those with a member of it that wait for a communicator. */
+ * cancelled, and those with a member of it that wait for a communicator, their own or one that works before them want. */
 void engine_gpu_backend_session_over(void *context, uint32_t page);
 /* Takes what workers have answered, and tells other nodes what is new. True if there was something. To be called while a batch
  * of this row has not been posted, after batches were started. */
@@ -60,6 +60,8 @@ bool engine_gpu_route(const struct engine_batch *batch, uint64_t instances[ENGIN
 /* Of a work with a span: the node of each rank of the communicator. */
 void engine_gpu_nodes(const struct engine_work *work, const struct engine_gpu_route *route,
                       uint32_t *nodes_p);
+/* The worker that has the memory of the member at this place; UINT16_MAX: it has none. */
+uint16_t engine_gpu_worker_of(const struct engine_work *work, uint32_t place);
 /* Slots that the batch takes in the ring of the route's worker `index`. 0: it is too large. */
 uint32_t engine_gpu_slots(const struct engine_batch *batch, const struct engine_gpu_route *route,
                           uint32_t index);

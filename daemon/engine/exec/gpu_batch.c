@@ -15,8 +15,7 @@
 
 #define SIZES_PER_SLOT (sizeof(struct hvi_device_sizes) / sizeof(uint64_t))
 
-/* UINT16_MAX: the member has no memory. */
-static uint16_t worker_of(const struct engine_work *work, uint32_t place)
+uint16_t engine_gpu_worker_of(const struct engine_work *work, uint32_t place)
 {
     if (work->in[place].kind == ENGINE_OPERAND_DEVICE)
         return work->in[place].worker;
@@ -41,12 +40,12 @@ static uint32_t place_of(const struct engine_work *work, uint32_t member)
     return span->home[member] == span->here ? span->place[member] : UINT32_MAX;
 }
 
-/* As worker_of, of a member of the set: UINT16_MAX also if that is on another node. */
+/* As engine_gpu_worker_of, of a member of the set: UINT16_MAX also if that is on another node. */
 static uint16_t worker_here(const struct engine_work *work, uint32_t member)
 {
     const uint32_t place = place_of(work, member);
 
-    return place == UINT32_MAX ? UINT16_MAX : worker_of(work, place);
+    return place == UINT32_MAX ? UINT16_MAX : engine_gpu_worker_of(work, place);
 }
 
 static uint32_t index_of(const struct engine_gpu_route *route, uint16_t worker)
@@ -72,7 +71,7 @@ static uint32_t comm_rank_of(const struct engine_work *work, const struct engine
                              uint32_t member)
 {
     if (!work->span) {
-        const uint32_t index = index_of(route, worker_of(work, member));
+        const uint32_t index = index_of(route, engine_gpu_worker_of(work, member));
         return index < route->count ? index : UINT32_MAX;
     }
     const uint64_t instance = work->span->instances[member];
@@ -141,7 +140,7 @@ static uint32_t count_members(const struct engine_work *work, uint16_t worker)
     uint32_t count = 0;
 
     for (uint32_t i = 0; i < work->ranks; i++)
-        count += worker_of(work, i) == worker;
+        count += engine_gpu_worker_of(work, i) == worker;
     return count;
 }
 
@@ -345,7 +344,7 @@ static bool lie_alike(const struct engine_work *a, const struct engine_work *b)
         return memcmp(a->span->instances, b->span->instances,
                       a->span->members * sizeof a->span->instances[0]) == 0;
     for (uint32_t i = 0; i < a->ranks; i++) {
-        if (worker_of(a, i) != worker_of(b, i))
+        if (engine_gpu_worker_of(a, i) != engine_gpu_worker_of(b, i))
             return false;
     }
     return true;

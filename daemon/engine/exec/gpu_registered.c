@@ -7,7 +7,7 @@
  * registered. A work goes there if all its operands are registered, and no other work does.
  *
  * Until all is registered, and if it cannot be, works go by the other one. What is refused fails none. The communicator is asked
- * for when its workers have nothing under way, and while it is made no work with a communicator goes to any worker: one may be
+ * for when its workers have nothing under way, and while it is made no work with a communicator goes to any of them: one may be
  * within the first op of another communicator, which waits for all, while the next joins. A worker that hangs in it is ended, as
  * in every call into NCCL.
  *

@@ -19,7 +19,7 @@ struct group {
 static const uint64_t instances[] = {100, 200, 201, 300};
 static const uint32_t nodes[] = {5, 7, 7, 9};
 static const struct group all = {4, instances, nodes}, pair = {2, instances, nodes},
-                          alone = {1, instances + 1, NULL};
+                          alone = {1, instances + 1, NULL}, both = {2, instances + 1, NULL};
 static uint32_t here;
 
 /* ---- no memory ---- */
@@ -67,6 +67,7 @@ static void begin(uint32_t node)
 
 static int want(uint32_t number, const struct group *group)
 {
+    static const char whose[HVT_ROOM_WORKERS][ENGINE_DEVICE_WHOSE] = {"rank 1", "ranks 0,2"};
     uint16_t workers[HVT_ROOM_WORKERS], ranks[HVT_ROOM_WORKERS];
     struct engine_device_join join = {.comm = number,
                                       .workers = workers,
@@ -74,7 +75,9 @@ static int want(uint32_t number, const struct group *group)
                                       .ranks = group->ranks,
                                       .instances = group->nodes ? group->instances : NULL,
                                       .nodes = group->nodes,
-                                      .here = here};
+                                      .here = here,
+                                      .set = 5,
+                                      .whose = whose};
 
     for (uint16_t rank = 0; rank < group->ranks; rank++) {
         if (group->nodes && group->nodes[rank] != here)
@@ -667,9 +670,35 @@ START_TEST(a_worker_that_is_lost_fails_what_it_is_asked_for)
     reach((uint32_t)_i % 3);
     hvt_room_lose(0, "it was killed by signal 9 (SIGKILL)");
     const char *text = hvt_room_joined(1, HVI_ERR_WORKER_LOST);
-    ck_assert_str_eq(text, "the worker of " HVT_ROOM_UUID0
-                           " (Test GPU, pid 4711) is lost: it was killed by signal 9 (SIGKILL)");
+    const char *lost = "the worker of " HVT_ROOM_UUID0
+                       " (Test GPU, pid 4711) is lost: it was killed by signal 9 (SIGKILL)";
+    ck_assert_mem_eq(text, lost, strlen(lost));
+    ck_assert_str_eq(text + strlen(lost), _i % 3 < 2
+                                              ? ""
+                                              : "; process set 5 waits for a communicator that the "
+                                                "GPUs of other nodes have not joined");
     told_others_failure(HVI_ERR_WORKER_LOST, text);
+}
+END_TEST
+
+/* Also when what it is to join has failed with another worker: it cannot leave. */
+START_TEST(a_worker_that_is_lost_in_a_join_names_the_set_and_those_that_have_not_come)
+{
+    begin(7);
+    start(1, &both);
+    answer(0, asked(0, false), false, "");
+    answer(1, asked(1, true), true, "");
+    told_to_join(0, 1, 0, &both);
+    told_to_join(1, 1, 1, &both);
+    hvt_room_lose(1, "it joins for too long");
+    ck_assert_ptr_nonnull(
+        strstr(hvt_room_joined(1, HVI_ERR_WORKER_LOST),
+               "is lost: it joins for too long; process set 5 waits for a communicator that the "
+               "GPUs of rank 1 have not joined"));
+    told_to_drop(0, 1);
+    hvt_room_lose(0, "it joins for too long");
+    ck_assert_ptr_nonnull(
+        strstr(hvt_room.device.workers[0].text, "the GPUs of ranks 0,2 have not joined"));
 }
 END_TEST
 
@@ -1003,6 +1032,8 @@ static void add_ends(TCase *tcase)
                         4);
     tcase_add_test(tcase, a_failure_elsewhere_ends_an_op_and_never_the_job_here);
     tcase_add_loop_test(tcase, a_worker_that_is_lost_fails_what_it_is_asked_for, 0, 6);
+    tcase_add_test(tcase,
+                   a_worker_that_is_lost_in_a_join_names_the_set_and_those_that_have_not_come);
     tcase_add_test(tcase,
                    a_worker_that_is_lost_fails_those_that_wait_and_aborts_those_that_are_there);
     tcase_add_test(tcase, a_worker_whose_connection_has_ended_cannot_be_asked);

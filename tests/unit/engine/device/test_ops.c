@@ -467,6 +467,100 @@ START_TEST(a_communicator_has_as_long_as_its_workers_say)
 }
 END_TEST
 
+/* It looks at the clock before it hears what was said meanwhile. */
+START_TEST(an_engine_that_stood_still_gives_a_communicator_as_much_more_time)
+{
+    open_gpus_within(2, 2, 50 * HVI_NS_MS);
+    for (int32_t rank = 0; rank < 2; rank++)
+        hvt_gpu_run(&gpus, rank, ALLREDUCE, 100, "w", 1, 1);
+    hvt_gpus_turn(&gpus);
+    usleep(1300000); /* longer than the workers have: a second more than they say, and a little */
+    make_comm(2);
+    hvt_gpus_turn(&gpus);
+    ck_assert(hvt_gpu_has_batch(&gpus, 0) && hvt_gpu_has_batch(&gpus, 1));
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
+/* ---- a communicator that takes its time ---- */
+
+/* An allreduce of these two ranks' set; each of them has memory on a GPU of its own. */
+static void run_pair(uint32_t set, int32_t one, int32_t other, uint32_t cell, uint64_t turn)
+{
+    const int32_t ranks[2] = {one, other};
+
+    for (int i = 0; i < 2; i++) {
+        struct hvi_submission op =
+            hvt_gpu_op(&gpus, ranks[i], ALLREDUCE, 100, cell == 1 ? "w" : "v", cell, turn);
+        hvi_fence_store_ready(&gpus.pages[ranks[i]], cell, turn);
+        op.process_set = set;
+        hvt_op_submit(&gpus.bench, ranks[i], op);
+    }
+    hvt_gpus_turn(&gpus);
+}
+
+static void finish_pair(uint32_t comm)
+{
+    struct hvt_batch batches[2] = {hvt_gpu_take(&gpus, 0), hvt_gpu_take(&gpus, 1)};
+
+    for (uint32_t gpu = 0; gpu < 2; gpu++) {
+        ck_assert_uint_eq(batches[gpu].head.comm, comm);
+        hvt_gpu_finish(&gpus, gpu, &batches[gpu]);
+    }
+    hvt_op_expect_all(&gpus.bench, 0, 1, HVI_OK, NULL);
+}
+
+START_TEST(an_op_waits_for_the_communicator_of_another_set_where_they_share_a_gpu_alone)
+{
+    const int64_t pair[] = {0, 1}, others[] = {2, 3}, between[] = {1, 2};
+
+    open_gpus(4, 4);
+    const uint32_t set = hvt_op_add_set(&gpus.bench, pair, 2),
+                   waiting = hvt_op_add_set(&gpus.bench, others, 2),
+                   bridge = hvt_op_add_set(&gpus.bench, between, 2);
+    run_pair(set, 0, 1, 1, 1);
+    make_comm(2);
+    hvt_gpus_turn(&gpus);
+    finish_pair(1);
+    run_pair(waiting, 2, 3, 1, 1); /* no worker answers */
+    run_pair(set, 0, 1, 1, 2);
+    finish_pair(1);
+    run_pair(bridge, 1, 2, 2, 1); /* behind the one, and before the other */
+    run_pair(set, 0, 1, 1, 3);
+    hvt_op_expect_nothing(&gpus.bench, 0, 3);
+    for (uint32_t gpu = 0; gpu < 4; gpu++)
+        ck_assert(!hvt_gpu_has_batch(&gpus, gpu));
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
+/* Its own is there. What it waits for is that of a set that the rank is not in. */
+START_TEST(an_op_behind_another_sets_communicator_ends_with_a_rank_that_goes)
+{
+    struct hvi_packet_msg detach = {.kind = HVI_PACKET_DETACH};
+    const int64_t pair[] = {0, 1}, others[] = {0, 2};
+
+    open_gpus(3, 3);
+    const uint32_t set = hvt_op_add_set(&gpus.bench, pair, 2),
+                   waiting = hvt_op_add_set(&gpus.bench, others, 2);
+    run_pair(set, 0, 1, 1, 1);
+    make_comm(2);
+    hvt_gpus_turn(&gpus);
+    finish_pair(1);
+    run_pair(waiting, 0, 2, 2, 1);
+    run_pair(set, 0, 1, 1, 2);
+    detach.detach.request = ++gpus.bench.peers[1].request;
+    hvt_peer_send(&gpus.bench.peers[1], &detach, -1);
+    hvt_gpus_turn(&gpus);
+    expect_done(0, HVI_ERR_RANK_LEFT, NULL);
+    ck_assert_uint_ge(hvt_gpu_word(&gpus, 0, 1, false), 2);
+    hvt_op_expect_nothing(&gpus.bench, 2, 2);
+    for (uint32_t gpu = 0; gpu < 3; gpu++)
+        ck_assert(!hvt_gpu_has_batch(&gpus, gpu));
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
 /* ---- what ranks may and may not ---- */
 
 START_TEST(ranks_that_disagree_on_memory_get_one_sentence_and_their_streams_go_on)
@@ -948,6 +1042,29 @@ START_TEST(a_batch_that_has_begun_and_does_not_end_ends_its_worker)
 }
 END_TEST
 
+/* The engine looks at the clock before it has taken the answer. */
+START_TEST(a_batch_that_was_over_while_the_engine_stood_still_is_not_late)
+{
+    struct hvi_device_done done = {.number = 1, .seq = 1, .member = -1};
+    struct hvt_worker *worker = &gpus.workers[0];
+
+    open_gpus(2, 1);
+    engine_dispatch_set_gpu_timeout(&gpus.bench.engine->exec, 20 * HVI_NS_MS);
+    for (int32_t rank = 0; rank < 2; rank++)
+        hvt_gpu_run(&gpus, rank, ALLREDUCE, 10, "w", 1, 1);
+    hvt_gpu_take(&gpus, 0);
+    engine_dispatch_watch(&gpus.bench.engine->exec); /* it has begun */
+    memcpy(hvi_ring_slot(&worker->channel.dones, 0), &done, sizeof done);
+    hvi_device_answer(&worker->channel, 1, worker->engine_fd);
+    usleep(30000);
+    engine_dispatch_watch(&gpus.bench.engine->exec);
+    ck_assert_int_eq(gpus.bench.engine->device.workers[0].state, ENGINE_DEVICE_LINKED);
+    hvt_gpus_turn(&gpus);
+    hvt_op_expect_all(&gpus.bench, 0, 1, HVI_OK, NULL);
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
 START_TEST(a_batch_that_waits_for_a_stream_waits_for_ever_and_says_for_whose)
 {
     struct engine_exec_cursor cursor = {NULL};
@@ -1125,6 +1242,10 @@ int main(void)
     tcase_add_test(tcase, the_root_of_a_broadcast_is_a_rank_of_the_communicator);
     add(tcase, a_communicator_that_cannot_be_made_fails_the_ops_that_want_it, 0, 4);
     add(tcase, a_communicator_has_as_long_as_its_workers_say, 0, 2);
+    tcase_add_test(tcase, an_engine_that_stood_still_gives_a_communicator_as_much_more_time);
+    tcase_add_test(tcase,
+                   an_op_waits_for_the_communicator_of_another_set_where_they_share_a_gpu_alone);
+    tcase_add_test(tcase, an_op_behind_another_sets_communicator_ends_with_a_rank_that_goes);
     tcase_add_test(tcase, ranks_that_disagree_on_memory_get_one_sentence_and_their_streams_go_on);
     tcase_add_test(tcase, what_was_agreed_on_of_the_host_is_not_repeated_by_a_gpu);
     add(tcase, a_lie_about_a_fence_ends_the_session, 0, LIES);
@@ -1141,6 +1262,7 @@ int main(void)
     tcase_add_test(tcase, an_op_that_fails_on_a_gpu_fails_with_the_workers_sentence);
     add(tcase, a_worker_that_is_lost_fails_its_ops_by_name_and_releases_what_waits, 0, 4);
     add(tcase, a_batch_that_has_begun_and_does_not_end_ends_its_worker, 0, 2);
+    tcase_add_test(tcase, a_batch_that_was_over_while_the_engine_stood_still_is_not_late);
     tcase_add_test(tcase, more_ranks_on_a_gpu_than_its_worker_takes_at_once_are_told);
     tcase_add_test(tcase, a_batch_that_waits_for_a_stream_waits_for_ever_and_says_for_whose);
     add(tcase, a_worker_that_lies_in_its_answers_is_ended, 0, 5);
