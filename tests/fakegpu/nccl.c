@@ -78,6 +78,8 @@ int nccl_init_rank(gpu_nccl_comm *comm_p, int ranks, struct gpu_nccl_id id, int 
         return FAKE_NCCL_CUDA_ERROR;
     if (ranks < 1 || ranks > FAKE_NCCL_RANKS || rank < 0 || rank >= ranks)
         return FAKE_NCCL_INVALID_ARGUMENT;
+    const int slow_ms = fake_fault("slow-join");
+    nanosleep(&(struct timespec){slow_ms / 1000, slow_ms % 1000 * 1000000L}, NULL);
     while (fake_fault_now("nccl-join-hang"))
         nanosleep(&(struct timespec){.tv_sec = 3600}, NULL);
     struct gpu_nccl_comm *comm = calloc(1, sizeof(*comm));

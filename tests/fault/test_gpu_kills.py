@@ -542,6 +542,71 @@ def test_one_that_stands_still_while_a_batch_runs_is_ended_after_its_silence(vic
         stand_still(case, victim, pid, "running")
 
 
+@pytest.fixture(scope="module", name="lazy")
+def lazy_daemon():
+    with gpus("devices=2", *EXPECTED, faults="hvdd-gpu/slow-open@300;hvdd-gpu/slow-join@300", gpu_silence="1s", engine_silence="1s",
+              gpu_idle="1s") as running:
+        yield running
+
+
+@contextlib.contextmanager
+def lazily(lazy: GpuDaemon, victim: str, state: str) -> Iterator[tuple[Case, int]]:
+    """Rank 2's memory is being opened, or the workers join a communicator. With the pid of the victim."""
+    case = Case(lazy, [0, 1, 0])
+    before = set(lazy.meetings())
+    case.wait("missing")
+    pid, = [lazy.pid] if victim == "hvdd" else victims(case, victim)
+    if state == "importing":
+        case.submit_without_wait(2)
+        time.sleep(0.05)
+        assert not case.job.ranks[2].has_reply(), "it is open already"
+    else:
+        case.submit(2)
+        wait_until(lambda: set(lazy.meetings()) - before, "an id", step=0.001)
+    yield case, pid
+    case.job.close()
+
+
+AT_WORK = ("importing", "joining")
+
+
+@pytest.mark.parametrize("state", AT_WORK[:1] if sanitized() else AT_WORK)
+@pytest.mark.parametrize("victim", SILENT)
+def test_one_that_stands_still_while_it_imports_or_joins_is_ended_after_its_silence(lazy, victim, state):
+    with lazily(lazy, victim, state) as (case, pid):
+        stand_still(case, victim, pid, state)
+        if state == "importing":
+            outcome = case.job.ranks[2].collect_outcome()
+            assert outcome.status == LOST[victim], outcome
+
+
+def goes_on_without(victim: str, state: str) -> bool:
+    """Whether ranks 0 and 1 need nothing of it."""
+    return victim == "hvdd" or (victim, state) == ("trainer", "joining")
+
+
+STANDSTILLS = [(victim, state) for state in AT_WORK for victim in ("trainer", "worker", "engine", "hvdd")]
+
+
+@pytest.mark.parametrize("victim, state", STANDSTILLS[1:2] if sanitized() else STANDSTILLS)
+def test_one_that_stands_still_while_it_imports_or_joins_and_goes_on_has_lost_nothing(lazy, victim, state):
+    with lazily(lazy, victim, state) as (case, pid):
+        with stopping(pid):
+            if goes_on_without(victim, state):
+                hear(case, Status.OK)
+            else:
+                time.sleep(0.5)  # longer than what is under way, and shorter than a silence
+                assert not case.job.ranks[0].has_reply()
+        if not goes_on_without(victim, state):
+            hear(case, Status.OK)
+        if state == "importing":
+            outcome = case.job.ranks[2].collect_outcome()
+            assert outcome.ok, outcome
+            case.ops[2] = outcome.op
+        outcome = case.job.ranks[2].outcome(case.ops[2])
+        assert outcome.ok and outcome.data == arith.pack(INT32, [3] * 1000), outcome
+
+
 def test_a_trainer_that_stands_still_is_named_and_nothing_fails(daemon):
     case = Case(daemon, [0, 0, 0])
     case.warm()
@@ -572,6 +637,15 @@ def test_an_error_that_stays_ends_the_worker_with_its_reason(fault, word, gpu_of
         for outcome in outcomes:
             assert outcome.status == Status.ERR_WORKER_LOST and word in outcome.text, outcome
             check_prompt("the host heard", outcome.at_ns - at_ns, 100_000_000 if word == "ILLEGAL_ADDRESS" else 1_500_000_000)
+
+
+def test_a_communicator_that_hangs_is_given_up_with_the_set_and_the_ranks_that_have_not_come():
+    with own_case([0, 1, 0], faults="hvdd-gpu/nccl-join-hang@1", gpu_comm_timeout="1s") as case:
+        case.wait("running")
+        wait_until(lambda: case.daemon.meetings(), "an id")
+        at_ns = time.monotonic_ns()
+        took_ns = hear(case, Status.ERR_WORKER_LOST, "process set 0 waits for a communicator that the GPUs of rank") - at_ns
+        check_prompt("the ranks heard and went on", took_ns - SILENCE_NS, 1_000_000_000)
 
 
 def test_an_op_that_hangs_on_a_gpu_is_given_up():
