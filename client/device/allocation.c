@@ -20,7 +20,6 @@
 #include <unistd.h>
 
 #define FIRST_NS (30 * HVI_NS_SEC) /* a worker starts */
-#define LATER_NS (5 * HVI_NS_SEC)
 
 /* ---- the page ---- */
 
@@ -196,7 +195,7 @@ static int send_piece(struct client_device *device, const struct piece *piece, b
     struct client_link *link = device->link;
     client_control_lock(link);
     int rc = client_control_device_add(link, region, &piece->memory, piece->fds, piece->fd_count,
-                                       more, device->imported ? LATER_NS : FIRST_NS, what);
+                                       more, device->imported ? CLIENT_WORKER_NS : FIRST_NS, what);
     device->imported |= rc == HVD_OK && !more;
     client_control_unlock(link);
     return rc;

@@ -299,9 +299,10 @@ int client_control_fence_add(struct client_link *link, int fd, const char *what)
 {
     struct client_pending pending = {.request = ++link->last_request};
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_FENCE_ADD};
+    struct request request = {&msg, &fd, 1};
     msg.fence_add.request = pending.request;
-    return ask(link, &msg, fd, what, "was handed the session's fences and ",
-               "the engine refused the session's fences: ", &pending);
+    return ask_for(link, &request, CLIENT_WORKER_NS, what, "was handed the session's fences and ",
+                   "the engine refused the session's fences: ", &pending);
 }
 
 static struct hvi_packet_msg remove_msg(uint64_t request, uint32_t region_id)

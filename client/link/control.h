@@ -14,7 +14,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define CLIENT_ACK_NS    (5ll * 1000 * 1000 * 1000) /* the engine's time to acknowledge */
+#define CLIENT_ACK_NS (5ll * 1000 * 1000 * 1000) /* the engine's time to acknowledge */
+/* For what a worker does: the engine says after 10 s that it has not, and hvdd ends what stands still before (gpu-silence,
+ * engine-silence: 5 s, and a second). */
+#define CLIENT_WORKER_NS (12ll * 1000 * 1000 * 1000)
 #define CLIENT_DETACH_NS (1ll * 1000 * 1000 * 1000)
 #define CLIENT_MEET_NS   (45ll * 1000 * 1000 * 1000) /* a start timeout, and connections */
 
@@ -36,7 +39,8 @@ uint32_t client_control_new_region(struct client_link *link);
 int client_control_device_add(struct client_link *link, uint32_t region_id,
                               const struct hvi_device_memory *memory, const int *fds,
                               uint32_t fd_count, bool more, uint64_t timeout_ns, const char *what);
-/* Hands the engine the session's fence page; `fd` stays the caller's. Waits as client_control_region_add does. */
+/* Hands the engine the session's fence page; `fd` stays the caller's. Waits as client_control_region_add does, but
+ * CLIENT_WORKER_NS: workers register it. */
 int client_control_fence_add(struct client_link *link, int fd, const char *what);
 /* Takes a region back and waits until the engine has let go of it. False: it has not said so, in CLIENT_ACK_NS or ever. */
 bool client_control_region_remove(struct client_link *link, uint32_t region_id);

@@ -19,6 +19,7 @@ DRAINED_NS = 2_000_000_000
 UNTOLD_NS = 1_100_000_000  # 1 s after the end of a worker's socket an engine no longer waits for hvdd's word
 JOINED_NS = 2_600_000_000  # a worker whose engine is over gives a join up after 2 s, and ends
 SILENCE_NS = 1_000_000_000  # gpu-silence, engine-silence and HVD_GPU_TIMEOUT_SECONDS, where a test has set them
+DEFAULT_SILENCE_NS = 5_000_000_000  # of both options
 INT32 = arith.DTYPES["int32"]
 EXPECTED = ("op-failed", "rank-lost", "job-failed", "engine-killed", "engine-exited", "engine-ended", "engine-lost", "engine-silent",
             "worker-lost", "worker-ended", "worker-killed", "worker-state", "worker-silent", "comm-failed", "memory-refused", "no-hvdd", "failed")
@@ -578,6 +579,23 @@ def test_one_that_stands_still_while_it_imports_or_joins_is_ended_after_its_sile
         if state == "importing":
             outcome = case.job.ranks[2].collect_outcome()
             assert outcome.status == LOST[victim], outcome
+
+
+@pytest.mark.parametrize("victim", SILENT)
+def test_a_rank_that_waits_for_an_import_hears_of_the_end_of_one_that_stood_still(victim):
+    """With the silences that hvdd has if none is said: the rank does not give its import up before."""
+    with own_case([0, 1, 0], faults="hvdd-gpu/slow-open@300") as case:
+        case.warm()
+        case.wait("missing")
+        pid, = victims(case, victim)
+        case.job.ranks[2].post_submit("allreduce", f"w{case.name}", **case.operands(2) | {"memory": "own"})
+        time.sleep(0.05)
+        assert not case.job.ranks[2].has_reply(), "it is open already"
+        with stopping(pid) as at_ns:
+            outcome = case.job.ranks[2].collect_outcome()
+            assert outcome.status == LOST[victim], outcome
+            check_prompt("the rank heard", time.monotonic_ns() - at_ns - DEFAULT_SILENCE_NS, 1_100_000_000)
+            hear(case, LOST[victim])
 
 
 def goes_on_without(victim: str, state: str) -> bool:
