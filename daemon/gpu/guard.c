@@ -151,6 +151,7 @@ void gpu_guard_end(struct gpu_worker *worker, int exit_code)
 {
     if (worker->is_ending)
         return;
+    look_at_clock(worker, hvi_clock_ns());
     worker->is_ending = true;
     worker->exit_code = exit_code;
     worker->end_ns = hvi_deadline_after(END_NS);

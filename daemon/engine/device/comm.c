@@ -46,7 +46,7 @@ struct engine_device_comm {
     uint32_t set;        /* of the op that wants it */
     struct {
         uint16_t worker, rank;
-        bool joined;
+        bool asked, answered; /* whether it is to join, and has said how that went */
         char whose[ENGINE_DEVICE_WHOSE];
     } own[]; /* [count] */
 };
@@ -144,35 +144,48 @@ static void tell_failure(struct engine_device *device, const struct engine_devic
 
 /* ---- the end of one that is being made ---- */
 
+static size_t list_one(char *text_p, size_t text_size, size_t length, const char *item)
+{
+    const char *before = length > 0 ? ", " : "";
+
+    if (length + strlen(before) + strlen(item) + sizeof ", ..." > text_size)
+        item = "...";
+    if (length + strlen(before) + strlen(item) < text_size)
+        length += (size_t)snprintf(text_p + length, text_size - length, "%s%s", before, item);
+    return length;
+}
+
 /* "rank 1, ranks 2,3, other nodes": a worker answers when all have joined, so these may have come as well; but one of them
- * has not. */
+ * has not. "": all but `except` have. */
 static void list_missing(const struct engine_device_comm *comm, uint32_t except, char *text_p,
                          size_t text_size)
 {
     size_t length = 0;
 
     text_p[0] = '\0';
-    for (uint32_t i = 0; i < comm->count && length < text_size; i++) {
-        if (comm->own[i].joined || i == except)
-            continue;
-        length += (size_t)snprintf(text_p + length, text_size - length, "%s%s",
-                                   length > 0 ? ", " : "", comm->own[i].whose);
+    for (uint32_t i = 0; i < comm->count; i++) {
+        if (!comm->own[i].answered && i != except)
+            length = list_one(text_p, text_size, length, comm->own[i].whose);
     }
-    if (comm->ranks > comm->count && length < text_size)
-        snprintf(text_p + length, text_size - length, "%sother nodes", length > 0 ? ", " : "");
+    if (comm->ranks > comm->count)
+        list_one(text_p, text_size, length, "other nodes");
 }
 
 /* Workers cannot leave a join, and may be lost within it. */
 static void note_blame(struct engine_device *device, const struct engine_device_comm *comm)
 {
-    char missing[64];
+    char missing[160];
 
-    for (uint32_t i = 0; comm->joining && i < comm->count; i++) {
+    for (uint32_t i = 0; i < comm->count; i++) {
         struct engine_device_worker *worker = worker_at(device, comm, i);
+        if (!comm->own[i].asked || comm->own[i].answered)
+            continue;
         list_missing(comm, i, missing, sizeof missing);
-        snprintf(worker->blame, sizeof worker->blame,
-                 "; process set %u waits for a communicator that the GPUs of %s have not joined",
-                 comm->set, missing);
+        if (missing[0] != '\0')
+            snprintf(
+                worker->blame, sizeof worker->blame,
+                "; process set %u waits for a communicator that the GPUs of %s have not joined",
+                comm->set, missing);
     }
 }
 
@@ -396,6 +409,7 @@ static void send_joins(struct engine_device *device, struct engine_device_comm *
     comm->deadline_ns = 0;
     for (uint32_t i = 0; i < comm->count && status == HVI_OK; i++) {
         status = send_join(device, comm, i);
+        comm->own[i].asked = status == HVI_OK;
         comm->waiting += status == HVI_OK;
     }
     if (status != HVI_OK)
@@ -471,10 +485,15 @@ static void take_id(struct engine_device *device, struct engine_device_comm *com
         workers_can(device, comm);
 }
 
-static void note_joined(struct engine_device_comm *comm, const struct engine_device_worker *worker)
+/* A deadline of ours says nothing of where the worker is. */
+static void note_answer(struct engine_device_worker *worker, struct engine_device_comm *comm,
+                        int status)
 {
-    for (uint32_t i = 0; i < comm->count; i++)
-        comm->own[i].joined = comm->own[i].joined || comm->own[i].worker == worker->number;
+    if (status == HVI_ERR_TIMEOUT)
+        return;
+    worker->blame[0] = '\0'; /* it joins one after the other */
+    for (uint32_t i = 0; comm && i < comm->count; i++)
+        comm->own[i].answered = comm->own[i].answered || comm->own[i].worker == worker->number;
 }
 
 void engine_device_comm_answered(struct engine_device_worker *worker, enum engine_device_wait wait,
@@ -484,9 +503,11 @@ void engine_device_comm_answered(struct engine_device_worker *worker, enum engin
     struct engine_device_comm *comm = device->comms;
     char text[HVI_TEXT_MAX + 1];
 
-    if (wait == ENGINE_DEVICE_COMM_JOIN && answer->status != HVI_ERR_TIMEOUT)
-        worker->blame[0] = '\0';
-    if (!comm || comm->number != number) /* it has failed already */
+    if (comm && comm->number != number)
+        comm = NULL; /* it has failed already */
+    if (wait == ENGINE_DEVICE_COMM_JOIN)
+        note_answer(worker, comm, answer->status);
+    if (!comm)
         return;
     if (answer->status != HVI_OK) {
         snprintf(text, sizeof text, "%s could not join a communicator of %u GPUs: %.800s",
@@ -494,10 +515,8 @@ void engine_device_comm_answered(struct engine_device_worker *worker, enum engin
         finish(device, comm, answer->status, text);
     } else if (wait == ENGINE_DEVICE_COMM_ID && !comm->joining) {
         take_id(device, comm, worker, answer->id);
-    } else if (wait == ENGINE_DEVICE_COMM_JOIN) {
-        note_joined(comm, worker);
-        if (--comm->waiting == 0)
-            finish(device, comm, HVI_OK, "");
+    } else if (wait == ENGINE_DEVICE_COMM_JOIN && --comm->waiting == 0) {
+        finish(device, comm, HVI_OK, "");
     }
 }
 

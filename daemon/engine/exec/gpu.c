@@ -5,14 +5,15 @@
  *     |                                      |
  *     +--cancelled, session over, no comm----+--worker lost--> posted at once
  *
- * Works of one set start in the order of start(). A work with a communicator overtakes none that has a worker in
- * common with it, whatever their sets: two workers that launched them in different orders would wait for each other for
- * ever, and so might one that joins a communicator and one that launches. So what waits holds all that its workers are in, and
- * what that holds all that its own are in. Works of one GPU alone are in no one's way.
+ * A work overtakes none of its set that has a worker in common with it, and one with a communicator none at all that
+ * has: two workers that launched them in different orders would wait for each other for ever, and so might one that
+ * joins a communicator and one that launches. So what waits holds all that its workers are in, and what that holds all
+ * that its own are in. Works of one GPU alone are in no one's way.
  *
  * With a span, the nodes start the same works with communicators in the same order, whatever their workers, and
- * communicators are wanted in the same order, too. A work of this node alone may overtake one with a span that
- * waits: each node's workers still see all works of the node in one order, and those with a span in that of all nodes. A node that has no memory of a work has nothing to do. gpu_nodes.c says when such a work is over.
+ * communicators are wanted in the same order, too. A work of this node alone may overtake one with a span that waits:
+ * each node's workers still see all works of the node in one order, and those with a span in that of all nodes. A node
+ * that has no memory of a work has nothing to do. gpu_nodes.c says when such a work is over.
  *
  * What has been started without the word of the other nodes (engine_span.tentative) goes to no worker before all are known to have
  * started it, and may be withdrawn until then; gpu_pack.c says which works go together.

@@ -545,13 +545,13 @@ END_TEST
 /* hvdd judges how long it may: the open is not over, and the guard looks as soon as it goes on. */
 START_TEST(a_worker_that_has_stood_still_gives_calls_their_time_anew)
 {
-    const struct hvt_worker_wish wish = {.call_ns = 1 * HVI_NS_SEC};
+    const struct hvt_worker_wish wish = {.call_ns = 1500 * HVI_NS_MS};
 
-    hvt_job_start(1, "hvdd-gpu/slow-open@1700", &wish);
+    hvt_job_start(1, "hvdd-gpu/slow-open@3000", &wish);
     import_anything();
-    nap(100);
+    nap(800);
     kill(worker->pid, SIGSTOP);
-    nap(1200);
+    nap(1700);
     kill(worker->pid, SIGCONT);
     hvt_worker_hear(worker, worker->engine_fd);
     ck_assert_int_eq(worker->msg.kind, HVI_GPU_ACK);

@@ -681,6 +681,27 @@ START_TEST(a_worker_that_is_lost_fails_what_it_is_asked_for)
 }
 END_TEST
 
+/* It has answered: what it is lost of later has nothing to do with that. */
+START_TEST(a_worker_that_has_answered_is_not_said_to_join)
+{
+    uint64_t first;
+
+    begin(7);
+    start(1, &both);
+    answer(0, asked(0, false), false, "");
+    answer(1, asked(1, true), true, "");
+    first = told_to_join(0, 1, 0, &both);
+    told_to_join(1, 1, 1, &both);
+    joins(0, first, HVI_ERR_LIMIT, "ncclCommInitRank: system error");
+    ck_assert_ptr_nonnull(strstr(hvt_room_joined(1, HVI_ERR_LIMIT), "could not join"));
+    told_to_drop(0, 1);
+    told_to_drop(1, 1);
+    hvt_room_lose(0, "it was killed");
+    ck_assert_ptr_nonnull(strstr(hvt_room.device.workers[0].text, "is lost: it was killed"));
+    ck_assert_ptr_null(strstr(hvt_room.device.workers[0].text, "process set"));
+}
+END_TEST
+
 /* Also when what it is to join has failed with another worker: it cannot leave. */
 START_TEST(a_worker_that_is_lost_in_a_join_names_the_set_and_those_that_have_not_come)
 {
@@ -1032,6 +1053,7 @@ static void add_ends(TCase *tcase)
                         4);
     tcase_add_test(tcase, a_failure_elsewhere_ends_an_op_and_never_the_job_here);
     tcase_add_loop_test(tcase, a_worker_that_is_lost_fails_what_it_is_asked_for, 0, 6);
+    tcase_add_test(tcase, a_worker_that_has_answered_is_not_said_to_join);
     tcase_add_test(tcase,
                    a_worker_that_is_lost_in_a_join_names_the_set_and_those_that_have_not_come);
     tcase_add_test(tcase,
