@@ -28,11 +28,12 @@ struct hvd_admin_events {
     struct hvi_admin_reply reply; /* whose events are being handed out */
     size_t next;
     struct hvd_admin_event shown;
+    const char *added[HVI_EVENT_HOSTS_MAX], *removed[HVI_EVENT_HOSTS_MAX]; /* of it */
     char dir[HVD_ADMIN_DIR_MAX + 1];
 };
 
 _Static_assert((int)HVD_ADMIN_EVENT_LOST == (int)HVI_EVENT_LOST &&
-                   (int)HVD_ADMIN_EVENT_STALL == (int)HVI_EVENT_STALL,
+                   (int)HVD_ADMIN_EVENT_HOSTS_CHANGED == (int)HVI_EVENT_HOSTS_CHANGED,
                "the kinds of events are those of the wire");
 
 /* ---- the descriptor ---- */
@@ -63,8 +64,16 @@ static void settle(struct hvd_admin_events *events)
 
 /* ---- events ---- */
 
+static void show_names(const struct hvi_event_host *hosts, size_t count, const char **names_p)
+{
+    for (size_t i = 0; i < count; i++)
+        names_p[i] = hosts[i].name;
+}
+
 static void show(struct hvd_admin_events *events, const struct hvi_event_row *row)
 {
+    show_names(row->added, row->added_count, events->added);
+    show_names(row->removed, row->removed_count, events->removed);
     events->shown = (struct hvd_admin_event){
         .kind = (enum hvd_admin_event_kind)row->kind,
         .at_ns = row->at_ns,
@@ -76,6 +85,10 @@ static void show(struct hvd_admin_events *events, const struct hvi_event_row *ro
         .node = row->node,
         .text = row->text,
         .count = row->count,
+        .added = events->added,
+        .added_count = row->added_count,
+        .removed = events->removed,
+        .removed_count = row->removed_count,
     };
 }
 
@@ -92,6 +105,8 @@ static int resume(struct hvd_admin_events *events, uint64_t deadline_ns)
                                              .job = "",
                                              .rank = HVD_ADMIN_ANY,
                                              .node = "",
+                                             .added = events->added,
+                                             .removed = events->removed,
                                              .text = "the connection to hvdd had ended"};
     return HVI_OK;
 }

@@ -143,6 +143,18 @@ struct hvi_mesh_reply {
     bool more;
 };
 
+#define HVI_MESH_HOSTS_MAX 512u /* in one message: they always fit */
+struct hvi_mesh_host {
+    uint64_t node;
+    char name[HVI_WIRE_NODE_NAME];
+    char text[HVI_WIRE_NODE_ADDRESS]; /* its address; or why it has gone */
+    bool gone;
+};
+struct hvi_mesh_hosts {
+    struct hvi_mesh_host *hosts; /* allocated by decode */
+    size_t host_count;
+};
+
 /* Numbers equal the field numbers of MeshMessage.body. */
 enum hvi_mesh_kind {
     HVI_MESH_NONE = 0, /* a sign of life */
@@ -152,8 +164,9 @@ enum hvi_mesh_kind {
     HVI_MESH_NODE_ROSTER,
     HVI_MESH_QUESTION,
     HVI_MESH_REPLY,
+    HVI_MESH_HOSTS,
 };
-#define HVI_MESH_KIND_END (HVI_MESH_REPLY + 1)
+#define HVI_MESH_KIND_END (HVI_MESH_HOSTS + 1)
 
 struct hvi_mesh_msg {
     uint32_t oldest, newest;
@@ -168,6 +181,7 @@ struct hvi_mesh_msg {
         struct hvi_node_roster node_roster;
         struct hvi_mesh_question question;
         struct hvi_mesh_reply reply;
+        struct hvi_mesh_hosts hosts;
     };
 };
 

@@ -256,6 +256,11 @@ enum hvi_event_kind {
     HVI_EVENT_NODE_JOINED,
     HVI_EVENT_NODE_LOST,
     HVI_EVENT_STALL,
+    HVI_EVENT_HOSTS_CHANGED,
+};
+#define HVI_EVENT_HOSTS_MAX 64 /* names of each kind in one event */
+struct hvi_event_host {
+    char name[HVI_WIRE_NODE_NAME];
 };
 struct hvi_event_row {
     uint32_t kind; /* enum hvi_event_kind, or one of a later version */
@@ -267,6 +272,8 @@ struct hvi_event_row {
     char node[HVI_WIRE_NODE_NAME];
     char text[HVI_TEXT_MAX + 1];
     uint64_t count;
+    struct hvi_event_host *added, *removed; /* allocated by decode */
+    size_t added_count, removed_count;
 };
 
 struct hvi_limit_row {

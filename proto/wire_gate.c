@@ -223,6 +223,19 @@ static const struct wire_field mesh_reply_fields[] = {
 };
 static const struct wire_table mesh_reply = TABLE(mesh_reply, mesh_reply_fields, 0);
 
+static const struct wire_field mesh_host_fields[] = {
+    U64(1, hvi_mesh_host, node),
+    TEXT(2, hvi_mesh_host, name, FILLED),
+    TEXT(3, hvi_mesh_host, text, ANY),
+    FLAG(4, hvi_mesh_host, gone),
+};
+static const struct wire_table mesh_host = TABLE(mesh_host, mesh_host_fields, 0);
+
+static const struct wire_field mesh_hosts_fields[] = {
+    LIST(1, hvi_mesh_hosts, hosts, host_count, WIRE_ROWS, HVI_MESH_HOSTS_MAX, &mesh_host),
+};
+static const struct wire_table mesh_hosts = TABLE(mesh_hosts, mesh_hosts_fields, 0);
+
 static const struct wire_body mesh_bodies[HVI_MESH_KIND_END] = {
     [HVI_MESH_HELLO] = {"hello", &mesh_hello},
     [HVI_MESH_NODE_REGISTER] = {"node_register", &node_register},
@@ -230,6 +243,7 @@ static const struct wire_body mesh_bodies[HVI_MESH_KIND_END] = {
     [HVI_MESH_NODE_ROSTER] = {"node_roster", &node_roster},
     [HVI_MESH_QUESTION] = {"question", &mesh_question},
     [HVI_MESH_REPLY] = {"reply", &mesh_reply},
+    [HVI_MESH_HOSTS] = {"hosts", &mesh_hosts},
 };
 
 static const struct wire_field mesh_message_fields[] = {

@@ -127,6 +127,11 @@ static const struct wire_field mesh_row_fields[] = {
 };
 static const struct wire_table mesh_row = TABLE(mesh_row, mesh_row_fields, 0);
 
+static const struct wire_field event_host_fields[] = {
+    TEXT(1, hvi_event_host, name, FILLED),
+};
+static const struct wire_table event_host = TABLE(event_host, event_host_fields, 0);
+
 static const struct wire_field event_row_fields[] = {
     NUMBER(1, hvi_event_row, kind, 1, UINT32_MAX),
     U64(2, hvi_event_row, at_ns),
@@ -138,6 +143,8 @@ static const struct wire_field event_row_fields[] = {
     TEXT(8, hvi_event_row, node, ANY),
     TEXT(9, hvi_event_row, text, ANY),
     U64(10, hvi_event_row, count),
+    LIST(11, hvi_event_row, added, added_count, WIRE_ROWS, HVI_EVENT_HOSTS_MAX, &event_host),
+    LIST(12, hvi_event_row, removed, removed_count, WIRE_ROWS, HVI_EVENT_HOSTS_MAX, &event_host),
 };
 static const struct wire_table event_row = TABLE(event_row, event_row_fields, 0);
 

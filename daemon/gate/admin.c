@@ -308,15 +308,14 @@ void gate_admin_event(struct gate *gate, const struct hvi_gate_event *event)
     tell(gate, &event->uid, event->reply, event->reply_bytes);
 }
 
-void gate_admin_node_event(struct gate *gate, uint32_t kind, const char *name, const char *text)
+void gate_admin_mesh_event(struct gate *gate, struct hvi_event_row *row)
 {
-    struct hvi_event_row row = {.kind = kind, .at_ns = hvi_clock_ns(), .rank = -1};
     unsigned char *bytes = NULL;
     size_t length;
 
-    snprintf(row.node, sizeof(row.node), "%s", name);
-    snprintf(row.text, sizeof(row.text), "%s", text);
-    if (hvi_event_encode(&row, &bytes, &length) == HVI_OK)
+    row->at_ns = hvi_clock_ns();
+    row->rank = -1;
+    if (hvi_event_encode(row, &bytes, &length) == HVI_OK)
         tell(gate, NULL, bytes, length);
     free(bytes);
 }

@@ -67,8 +67,8 @@ void gate_admin_answer(struct gate *gate, struct hvi_gate_reply *reply);
 void gate_admin_anew(struct gate *gate, uint64_t number);
 /* An event of hvdd's, for the subscribers that may know of it. */
 void gate_admin_event(struct gate *gate, const struct hvi_gate_event *event);
-/* An event of the mesh, for every subscriber. `kind` is an enum hvi_event_kind. */
-void gate_admin_node_event(struct gate *gate, uint32_t kind, const char *name, const char *text);
+/* An event of the mesh, for every subscriber; fills in its time. */
+void gate_admin_mesh_event(struct gate *gate, struct hvi_event_row *row);
 /* Closes every connection. */
 void gate_admin_close(struct gate *gate);
 

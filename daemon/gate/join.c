@@ -71,6 +71,13 @@ struct mesh_seed *mesh_join_seed(struct gate_mesh *mesh)
     return seed;
 }
 
+struct gate_hosts *mesh_join_hosts(struct gate_mesh *mesh)
+{
+    struct mesh_seed *seed = mesh_join_seed(mesh);
+
+    return seed != NULL ? &seed->hosts : NULL;
+}
+
 /* ---- saying ---- */
 
 static void transmit(void *user, struct hvi_mesh_msg *msg)
@@ -521,6 +528,23 @@ static void tell_joined(struct mesh_seed *seed)
     gate_link_send(mesh->gate, &msg);
 }
 
+/* A rendezvous need not know where it was found. */
+static void handle_hosts(struct mesh_seed *seed, uint64_t from, struct hvi_mesh_hosts *said)
+{
+    for (size_t i = 0; i < said->host_count; i++) {
+        struct hvi_mesh_host *host = &said->hosts[i];
+        if (host->node == seed->mesh->gate->start.node)
+            continue;
+        if (host->node == from && host->text[0] == '\0')
+            snprintf(host->text, sizeof(host->text), "%s", seed->address);
+        if (host->gone)
+            gate_hosts_drop(&seed->hosts, host->node, host->text);
+        else if (!gate_hosts_put(&seed->hosts, host))
+            mesh_log_refused(seed->mesh, "the rendezvous tells of more nodes than there may be",
+                             seed->address);
+    }
+}
+
 static void handle_body(struct mesh_seed *seed, struct hvi_mesh_msg *msg)
 {
     if (msg->kind == HVI_MESH_NODE_ROSTER)
@@ -529,6 +553,8 @@ static void handle_body(struct mesh_seed *seed, struct hvi_mesh_msg *msg)
         mesh_query_take(seed->mesh, seed, 0, &msg->question);
     else if (msg->kind == HVI_MESH_REPLY)
         mesh_query_reply(seed->mesh, seed, 0, &msg->reply);
+    else if (msg->kind == HVI_MESH_HOSTS)
+        handle_hosts(seed, msg->node, &msg->hosts);
 }
 
 /* What waits there goes to the next seed; where there is no other, it is answered. */
@@ -566,12 +592,16 @@ static void take(struct mesh_seed *seed, struct hvi_mesh_msg *msg)
     }
     if (seed->heard_ns == 0 || seed->failure[0] != '\0')
         tell_joined(seed);
+    if (!is_up(seed))
+        seed->hosts.since_ns = hvi_clock_ns();
     seed->heard_ns = hvi_clock_ns();
     seed->failure[0] = '\0';
     seed->unsaid_ns = 0;
     news = gate_talk_take(&seed->talk, msg, mesh_random());
-    if ((news & GATE_TALK_ANEW) != 0)
+    if ((news & GATE_TALK_ANEW) != 0) {
+        gate_hosts_begin(&seed->hosts, hvi_clock_ns());
         say_everything(seed);
+    }
     if ((news & GATE_TALK_BODY) != 0)
         handle_body(seed, msg);
     flush(seed);
@@ -734,6 +764,7 @@ int mesh_join_open(struct gate_mesh *mesh, char *text_p, size_t text_size)
 static void shut_seed(struct mesh_seed *seed)
 {
     gate_talk_fini(&seed->talk);
+    gate_hosts_fini(&seed->hosts);
     gate_socket_close(seed->socket);
     gate_keys_fini(&seed->keys);
     seed->socket = NULL;
@@ -794,6 +825,8 @@ void mesh_join_tick(struct gate_mesh *mesh, uint64_t now_ns)
         if (seed->socket != NULL)
             gate_socket_tick(seed->socket, now_ns);
         flush(seed);
+        if (mesh->view.followed != &seed->hosts)
+            gate_hosts_prune(&seed->hosts);
         if (seed->unsaid_ns != 0 && now_ns >= seed->unsaid_ns)
             say_failure(seed);
     }

@@ -17,6 +17,8 @@
 
 #include <utlist.h>
 
+#define HOSTS_AT_ONCE 128u /* in one message; at most HVI_MESH_HOSTS_MAX */
+
 struct mesh_peer {
     struct gate_mesh *mesh;
     struct mesh_peer *prev, *next;
@@ -252,6 +254,62 @@ bool mesh_listen_is_heard(const struct gate_mesh *mesh)
     return true;
 }
 
+/* ---- which nodes there are ---- */
+
+static void put_host(struct mesh_peer *peer)
+{
+    struct hvi_mesh_host host = {.node = peer->node};
+
+    snprintf(host.name, sizeof(host.name), "%s", peer->name);
+    snprintf(host.text, sizeof(host.text), "%s", peer->seen);
+    (void)gate_hosts_put(&peer->mesh->hosts, &host); /* there is room for all peers */
+}
+
+static void say_hosts(struct mesh_peer *peer, const struct hvi_mesh_host *hosts, size_t count)
+{
+    struct hvi_mesh_msg msg = {.kind = HVI_MESH_HOSTS, .hosts = {.host_count = count}};
+
+    msg.hosts.hosts = malloc(count * sizeof(*hosts));
+    if (msg.hosts.hosts == NULL)
+        return; /* it learns of them when it comes again */
+    memcpy(msg.hosts.hosts, hosts, count * sizeof(*hosts));
+    if (gate_talk_say(&peer->talk, &msg) != HVI_OK)
+        mesh_log_refused(peer->mesh, "a node confirms nothing of what it is told", peer->seen);
+}
+
+/* This node, and those of which all that were there before have been told. */
+static void say_all_hosts(struct mesh_peer *peer)
+{
+    const struct gate_mesh *mesh = peer->mesh;
+    struct hvi_mesh_host some[HOSTS_AT_ONCE] = {{.node = mesh->gate->start.node}};
+    const struct gate_host *host;
+    size_t count = 1;
+
+    snprintf(some[0].name, sizeof(some[0].name), "%s", mesh->name);
+    snprintf(some[0].text, sizeof(some[0].text), "%s", mesh->rendezvous.own_address);
+    DL_FOREACH(mesh->view.known.all, host)
+    {
+        if (count == HOSTS_AT_ONCE) {
+            say_hosts(peer, some, count);
+            count = 0;
+        }
+        some[count++] = host->is;
+    }
+    say_hosts(peer, some, count);
+}
+
+void mesh_listen_hosts(struct gate_mesh *mesh, const struct hvi_mesh_host *hosts, size_t count)
+{
+    struct mesh_peer *peer;
+
+    DL_FOREACH(mesh->peers, peer)
+    {
+        if (peer->greeted && !peer->refused)
+            say_hosts(peer, hosts, count);
+    }
+    flush_all(mesh);
+}
+
 /* ---- messages ---- */
 
 static void handle_hello(struct mesh_peer *peer, const struct hvi_mesh_hello *hello)
@@ -271,7 +329,8 @@ static void handle_hello(struct mesh_peer *peer, const struct hvi_mesh_hello *he
     HVI_LOG(HVI_LOG_INFO, "mesh", "node-joined", "a node has joined the mesh",
             "node=%s name=%s address=%s announced=%s dialed=%s version=%s", peer->route, peer->name,
             peer->seen, peer->announced, hello->dialed, peer->version);
-    gate_admin_node_event(peer->mesh->gate, HVI_EVENT_NODE_JOINED, peer->name, peer->seen);
+    put_host(peer);
+    say_all_hosts(peer);
 }
 
 static void handle_body(struct mesh_peer *peer, struct hvi_mesh_msg *msg)
@@ -378,7 +437,7 @@ static void received(void *user, const struct gate_sender *from, const unsigned 
 static void tell_lost(const struct mesh_peer *peer, const char *why)
 {
     if (peer->greeted)
-        gate_admin_node_event(peer->mesh->gate, HVI_EVENT_NODE_LOST, peer->name, why);
+        gate_hosts_drop(&peer->mesh->hosts, peer->node, why);
 }
 
 /* A node that was killed must not wait on. One whose connection was cut comes back as a stranger and
@@ -457,6 +516,7 @@ int mesh_listen_open(struct gate_mesh *mesh, char *text_p, size_t text_size)
     if (status != HVI_OK)
         return status;
     gate_rendezvous_init(&mesh->rendezvous, &rendezvous_calls, mesh, start->start_timeout_ns);
+    gate_hosts_begin(&mesh->hosts, hvi_clock_ns());
     set_own_address(mesh);
     HVI_LOG(HVI_LOG_INFO, "mesh", "mesh-listens", "the mesh listens", "address=%s port=%u keys=%zu",
             mesh->endpoint, (unsigned)mesh->port, mesh->keys.client_count);
@@ -472,6 +532,8 @@ void mesh_listen_allowed(struct gate_mesh *mesh)
         const char *name = gate_keys_name(&mesh->keys, peer->key);
         if (name != NULL) {
             snprintf(peer->name, sizeof(peer->name), "%s", name);
+            if (peer->greeted)
+                put_host(peer);
             continue;
         }
         HVI_LOG(HVI_LOG_WARN, "mesh", "node-not-allowed",
@@ -614,5 +676,6 @@ void mesh_listen_close(struct gate_mesh *mesh)
 {
     while (mesh->peers != NULL)
         peer_free(mesh, mesh->peers);
+    gate_hosts_fini(&mesh->hosts);
     gate_rendezvous_fini(&mesh->rendezvous);
 }

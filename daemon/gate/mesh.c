@@ -322,6 +322,63 @@ static void open_and_tell(struct gate_mesh *mesh)
     gate_link_send(mesh->gate, &msg);
 }
 
+/* ---- what subscribers are told of nodes ---- */
+
+/* Changes of one moment that are told together: HOSTS_CHANGED here, and to the other nodes where this one listens. */
+struct change {
+    struct gate_mesh *mesh;
+    struct hvi_event_host names[2][HVI_EVENT_HOSTS_MAX]; /* added, removed */
+    size_t counts[2];
+    struct hvi_mesh_host hosts[2 * HVI_EVENT_HOSTS_MAX];
+    size_t host_count;
+};
+
+static void tell_change(struct change *change)
+{
+    struct gate_mesh *mesh = change->mesh;
+    struct hvi_event_row row = {.kind = HVI_EVENT_HOSTS_CHANGED,
+                                .count = mesh->view.known.count + 1u, /* this node */
+                                .added = change->names[0],
+                                .added_count = change->counts[0],
+                                .removed = change->names[1],
+                                .removed_count = change->counts[1]};
+
+    gate_admin_mesh_event(mesh->gate, &row);
+    if (mesh->listens)
+        mesh_listen_hosts(mesh, change->hosts, change->host_count);
+    change->counts[0] = change->counts[1] = change->host_count = 0;
+}
+
+static void host_changed(void *user, const struct hvi_mesh_host *host)
+{
+    struct change *change = user;
+    struct hvi_event_row row = {.kind = host->gone ? HVI_EVENT_NODE_LOST : HVI_EVENT_NODE_JOINED};
+    size_t *count = &change->counts[host->gone];
+    struct hvi_event_host *name = &change->names[host->gone][(*count)++];
+
+    snprintf(row.node, sizeof(row.node), "%s", host->name);
+    snprintf(row.text, sizeof(row.text), "%s", host->text);
+    gate_admin_mesh_event(change->mesh->gate, &row);
+    snprintf(name->name, sizeof(name->name), "%s", host->name);
+    change->hosts[change->host_count++] = *host;
+    if (*count == HVI_EVENT_HOSTS_MAX)
+        tell_change(change);
+}
+
+/* What a gate that listens knows itself counts there; elsewhere what the seed says at which jobs meet. */
+static void follow_hosts(struct gate_mesh *mesh, uint64_t now_ns)
+{
+    struct gate_hosts *list = NULL;
+    struct change change;
+
+    if (mesh->open)
+        list = mesh->listens ? &mesh->hosts : mesh_join_hosts(mesh);
+    change.mesh = mesh;
+    change.counts[0] = change.counts[1] = change.host_count = 0;
+    if (gate_view_follow(&mesh->view, list, now_ns, host_changed, &change) && change.host_count > 0)
+        tell_change(&change);
+}
+
 /* ---- the allow-list ---- */
 
 static void log_left_out(struct gate_mesh *mesh, const char *text)
@@ -379,6 +436,7 @@ static int on_tick(sd_event_source *source, uint64_t usec, void *user)
         mesh_listen_tick(mesh, now_ns);
     }
     mesh_join_tick(mesh, now_ns);
+    follow_hosts(mesh, now_ns);
     mesh_query_tick(mesh, now_ns);
     if (has_said_its_last(mesh, now_ns))
         sd_event_exit(mesh->gate->event, 0);
@@ -414,6 +472,7 @@ void gate_mesh_close(struct gate *gate)
     sd_event_source_disable_unref(mesh->tick);
     shut(mesh);
     mesh_join_close(mesh);
+    gate_view_fini(&mesh->view);
     gate->mesh = NULL;
     free(mesh);
 }

@@ -5,6 +5,7 @@
 #define HVD_GATE_MESH_H
 
 #include "daemon/gate/gate.h"
+#include "daemon/gate/hosts.h"
 #include "daemon/gate/keys.h"
 #include "daemon/gate/rendezvous.h"
 #include "daemon/gate/socket.h"
@@ -32,6 +33,7 @@ struct mesh_seed {
     char failure[HVI_TEXT_MAX + 1];      /* why it does not */
     uint64_t refused_ns;                 /* when it last said that its version is another one */
     uint64_t unsaid_ns;                  /* when that is to be logged; 0: it was */
+    struct gate_hosts hosts;             /* that it has told */
 };
 
 struct gate_mesh {
@@ -50,6 +52,7 @@ struct gate_mesh {
     char announced[HVI_WIRE_NODE_ADDRESS]; /* HVD_INTERFACE's; "": none */
     uint64_t logged_ns;                    /* of refused messages */
     unsigned char encoded[HVI_MESH_BYTES_MAX];
+    struct gate_view view; /* the nodes that subscribers have been told of */
 
     /* listen.c */
     struct gate_socket *socket;
@@ -59,6 +62,7 @@ struct gate_mesh {
     bool own_fixed; /* the rendezvous' own address is configured, not learnt */
     struct mesh_peer *peers;
     uint32_t peer_count;
+    struct gate_hosts hosts; /* of these */
 
     /* join.c */
     struct mesh_seed seeds[MESH_SEEDS_MAX];
@@ -116,6 +120,8 @@ int mesh_listen_ask(struct gate_mesh *mesh, const struct hvi_mesh_question *ques
                     uint64_t **nodes_p, size_t *count_p);
 /* Says the body to that node, if it is there; owns its memory in any case. */
 void mesh_listen_say(struct gate_mesh *mesh, uint64_t node, struct hvi_mesh_msg *msg);
+/* Says to every node there which hosts have come and gone; copies. */
+void mesh_listen_hosts(struct gate_mesh *mesh, const struct hvi_mesh_host *hosts, size_t count);
 /* Its name; "": it is not there. */
 const char *mesh_listen_name(const struct gate_mesh *mesh, uint64_t node);
 void mesh_listen_tick(struct gate_mesh *mesh, uint64_t now_ns);
@@ -141,6 +147,8 @@ bool mesh_join_is_heard(const struct gate_mesh *mesh);
 void mesh_join_answered(struct gate_mesh *mesh, const struct hvi_node_roster *roster);
 /* The seed at which jobs meet now, that can be spoken with; NULL: there is none. */
 struct mesh_seed *mesh_join_seed(struct gate_mesh *mesh);
+/* The nodes that a seed has told of: the first that can be spoken with. NULL: there is none. */
+struct gate_hosts *mesh_join_hosts(struct gate_mesh *mesh);
 /* Owns the body's memory in any case. */
 void mesh_join_say(struct mesh_seed *seed, struct hvi_mesh_msg *msg);
 /* Also while the mesh is not open: what is too late is forgotten. */

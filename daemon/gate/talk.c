@@ -54,6 +54,8 @@ static size_t body_bytes(const struct hvi_mesh_msg *msg)
         return msg->node_register.node_bytes;
     if (msg->kind == HVI_MESH_REPLY)
         return msg->reply.part_bytes;
+    if (msg->kind == HVI_MESH_HOSTS)
+        return msg->hosts.host_count * sizeof(*msg->hosts.hosts);
     return msg->kind == HVI_MESH_NODE_ROSTER ? msg->node_roster.roster_bytes : 0;
 }
 

@@ -29,8 +29,9 @@ from hvd._native import library_path
 # Kinds of requests and events (enum hvd_admin_kind, enum hvd_admin_event_kind).
 _STATUS, _JOBS, _RANKS, _STALLS, _JOB_STOP, _TRACE, _NODES, _GPUS, _LIMITS = 3, 4, 5, 6, 7, 9, 10, 11, 13
 _ANY = -1
-#: Kinds of an `Event`. LOST: `count` events were lost because nobody read them; 0: nobody knows how many.
-LOST, RANK_LOST, GENERATION_BEGAN, GENERATION_ENDED, ENGINE_LOST, NODE_JOINED, NODE_LOST, STALL = range(1, 9)
+#: Kinds of an `Event`. LOST: `count` events were lost because nobody read them; 0: nobody knows how many. HOSTS_CHANGED: the nodes
+#: at which jobs can be; `count` is how many there are now, with this one.
+LOST, RANK_LOST, GENERATION_BEGAN, GENERATION_ENDED, ENGINE_LOST, NODE_JOINED, NODE_LOST, STALL, HOSTS_CHANGED = range(1, 10)
 
 _TIMEOUT = -103
 _EXCEPTIONS: dict[int, type[Exception]] = {-100: ValueError, _TIMEOUT: TimeoutError, -106: MemoryError, -111: LookupError,
@@ -41,6 +42,7 @@ _Text = Annotated[str, c_char_p]
 _I32, _U32, _I64, _U64 = (Annotated[int, kind] for kind in (c_int32, c_uint32, c_int64, c_uint64))
 _Flag = Annotated[bool, c_int]
 _Ranks = Annotated[list[int], POINTER(c_int32)]
+_Names = Annotated[list[str], POINTER(c_char_p)]
 
 
 class _Rows(NamedTuple):
@@ -242,7 +244,8 @@ class Answer(NamedTuple):
 
 
 class Event(NamedTuple):
-    """What has happened. `kind` is one of this module's constants, or one of a later hvdd; `rank` -1: it is about no rank."""
+    """What has happened. `kind` is one of this module's constants, or one of a later hvdd; `rank` -1: it is about no rank. `added`,
+    `removed`: of HOSTS_CHANGED, names of nodes."""
     kind: Annotated[int, c_int]
     at_ns: _U64
     job: _Text
@@ -253,6 +256,8 @@ class Event(NamedTuple):
     node: _Text
     text: _Text
     count: _U64
+    added: _Names
+    removed: _Names
 
 
 _layouts: dict[type, type[ctypes.Structure]] = {}
@@ -270,7 +275,7 @@ def _layout(row: type) -> type[ctypes.Structure]:
         for name, kind in _kinds(row):
             if isinstance(kind, _Rows):
                 fields += [(name, POINTER(POINTER(_layout(kind.row)))), (name + "_count", c_size_t)]
-            elif kind is POINTER(c_int32):
+            elif kind in (POINTER(c_int32), POINTER(c_char_p)):
                 fields += [(name, kind), (name + "_count", c_size_t)]
             else:
                 fields.append((name, POINTER(_layout(kind)) if kind is Daemon else kind))
@@ -284,6 +289,8 @@ def _value(c_row: ctypes.Structure, name: str, kind: Any) -> Any:
         return [_plain(kind.row, value[i].contents) for i in range(getattr(c_row, name + "_count"))]
     if kind is POINTER(c_int32):
         return value[:getattr(c_row, name + "_count")]
+    if kind is POINTER(c_char_p):
+        return [value[i].decode("utf-8", "replace") for i in range(getattr(c_row, name + "_count"))]
     if kind is Daemon:
         return _plain(Daemon, value.contents) if value else None
     return value.decode("utf-8", "replace") if kind is c_char_p else value
@@ -343,7 +350,8 @@ def _ns(seconds: float | None) -> int:
 
 
 class Events:
-    """What happens on the node, from `Admin.events` on: of the jobs of this process' user; root and hvdd's user see all. An
+    """What happens on the node, from `Admin.events` on: of the jobs of this process' user; root and hvdd's user see all; and of the
+    mesh that it is in. An
     iterator without an end; `fileno` is for select and event loops: readable while an event may be waiting."""
 
     def __init__(self, handle: c_void_p) -> None:

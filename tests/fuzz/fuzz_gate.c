@@ -10,7 +10,7 @@
 
 #include <string.h>
 
-#define MESH_SEEDS 7u
+#define MESH_SEEDS 8u
 
 static unsigned char first[4 * HVT_FUZZ_BYTES], second[4 * HVT_FUZZ_BYTES];
 
@@ -95,9 +95,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 static size_t seed_mesh(unsigned index, uint8_t *bytes_p, size_t room)
 {
     static unsigned char packet[] = "packet";
+    static struct hvi_mesh_host host = {.node = 5, .name = "node", .text = "gone", .gone = true};
     static const enum hvi_mesh_kind kinds[] = {
         HVI_MESH_NONE,        HVI_MESH_HELLO,    HVI_MESH_NODE_REGISTER, HVI_MESH_NODE_WITHDRAW,
-        HVI_MESH_NODE_ROSTER, HVI_MESH_QUESTION, HVI_MESH_REPLY};
+        HVI_MESH_NODE_ROSTER, HVI_MESH_QUESTION, HVI_MESH_REPLY,         HVI_MESH_HOSTS};
     struct hvi_mesh_msg msg = {.kind = kinds[index],
                                .oldest = 1,
                                .newest = 1,
@@ -117,6 +118,8 @@ static size_t seed_mesh(unsigned index, uint8_t *bytes_p, size_t room)
     } else if (msg.kind == HVI_MESH_REPLY) {
         msg.reply.part = packet;
         msg.reply.part_bytes = sizeof(packet);
+    } else if (msg.kind == HVI_MESH_HOSTS) {
+        msg.hosts = (struct hvi_mesh_hosts){.hosts = &host, .host_count = 1};
     } else if (msg.kind != HVI_MESH_NONE) {
         strcpy(msg.node_register.job, "job"); /* at the same place in all three */
         if (msg.kind == HVI_MESH_NODE_REGISTER) {

@@ -103,9 +103,10 @@ def test_nodes_that_come_and_go_are_events_where_the_mesh_listens(keys):
     with listener(keys) as first, Zmtp(first.address / "admin.sock") as subscriber:
         subscriber.subscribe()
         with joiner(keys, port_of(first)):
-            joined = subscriber.event()
-        lost = subscriber.event()
-        assert (joined[1], lost[1]) == ([6], [7]), (joined, lost)
+            joined, more = subscriber.event(), subscriber.event()
+        lost, less = subscriber.event(), subscriber.event()
+        assert [event[1] for event in (joined, more, lost, less)] == [[6], [9], [7], [9]], (joined, more, lost, less)
+        assert (more[10], less[10]) == ([2], [1]) and 12 not in more and 11 not in less and more[11] == less[12]
         assert joined[8] == lost[8] == [socket.gethostname().encode()]
         assert 3 not in joined and b"its connection has ended" in lost[9]
 

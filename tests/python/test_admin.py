@@ -10,7 +10,7 @@ import sys
 import hvd.admin
 import pytest
 
-from hvt import Daemon, program
+from hvt import Daemon, new_keys, program
 from hvt.containers import may_be_made
 from hvt.job import Job
 from hvt.namespaces import NEW_FS, NEW_MOUNT, Inside
@@ -112,6 +112,20 @@ def test_a_killed_rank_is_an_event(daemon, admin):
         assert "SIGKILL" in event.text
     with pytest.raises(ValueError, match="closed"):
         events.next(0)
+
+
+def test_a_node_that_comes_and_goes_changes_the_hosts(tmp_path):
+    keys = new_keys(tmp_path / "mesh")
+    with Daemon(options={"mesh-listen": "127.0.0.1:0", "mesh-key": keys}) as daemon:
+        port = (daemon.address / "mesh.port").read_text(encoding="ascii").strip()
+        with hvd.admin.Admin(str(daemon.address)) as admin, admin.events() as events:
+            with Daemon(options={"mesh-join": f"127.0.0.1:{port}", "mesh-key": keys}):
+                joined, hosts = next(events), next(events)
+                assert (joined.kind, joined.text, joined.added) == (hvd.admin.NODE_JOINED, "127.0.0.1", [])
+                assert hosts[0] == hvd.admin.HOSTS_CHANGED and (hosts.added, hosts.removed, hosts.count) == ([joined.node], [], 2)
+            lost, hosts = next(events), next(events)
+            assert (lost.kind, lost.node) == (hvd.admin.NODE_LOST, joined.node)
+            assert (hosts.added, hosts.removed, hosts.count) == ([], [joined.node], 1)
 
 
 @pytest.mark.parametrize("wrong,error,text", [

@@ -326,9 +326,12 @@ enum hvd_admin_event_kind {
     HVD_ADMIN_EVENT_GENERATION_BEGAN = 3, /* of .job: its first rank has attached here */
     HVD_ADMIN_EVENT_GENERATION_ENDED = 4, /* of .job, on this node */
     HVD_ADMIN_EVENT_ENGINE_LOST = 5,      /* of .job: .pid, .text */
-    HVD_ADMIN_EVENT_NODE_JOINED = 6,      /* .node: a node has joined the mesh ... */
-    HVD_ADMIN_EVENT_NODE_LOST = 7, /* ... or left it. Only nodes that listen (seeds) tell it */
-    HVD_ADMIN_EVENT_STALL = 8      /* an op of .job has waited for the stall check: .text */
+    HVD_ADMIN_EVENT_NODE_JOINED = 6,      /* .node has joined the mesh; .text: its address ... */
+    HVD_ADMIN_EVENT_NODE_LOST = 7,        /* ... or has gone from it; .text: why */
+    HVD_ADMIN_EVENT_STALL = 8,            /* an op of .job has waited for the stall check: .text */
+    /* The set of nodes at which jobs can be has changed: .added, .removed, .count: of nodes there are now, with this
+     * one. One event for all that changed at the same moment; of more than 64 names, several. */
+    HVD_ADMIN_EVENT_HOSTS_CHANGED = 9
 };
 
 struct hvd_admin_event {
@@ -340,10 +343,14 @@ struct hvd_admin_event {
     int32_t rank, pid; /* rank HVD_ADMIN_ANY: it is not about one */
     const char *node, *text;
     uint64_t count;
+    const char *const *added; /* names of nodes, as in hvd_admin_node */
+    size_t added_count;
+    const char *const *removed;
+    size_t removed_count;
 };
 
 /* What happens on the node of that hvdd, from now on: of the jobs of the caller's own user; root and hvdd's user
- * see all of them. Of hosts that change there is nothing yet: a job keeps its own until there are elastic ones. */
+ * see all of them. Of the mesh, as far as this node knows it: of its other nodes, on each node. */
 struct hvd_admin_events;
 
 /* By a connection of its own: `admin` may be closed meanwhile. Blocks up to timeout_ns; what happens

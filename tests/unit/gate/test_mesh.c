@@ -252,6 +252,29 @@ static void wait_rows(struct side *side, size_t count)
     }
 }
 
+/* Until so many other nodes are those that the gate's subscribers have been told of. */
+static void wait_known(struct side *side, uint32_t count)
+{
+    uint64_t end = hvi_deadline_after(PATIENCE);
+
+    while (side->gate.mesh->view.known.count != count) {
+        ck_assert_msg(!hvi_deadline_passed(end), "%s knows %u", side->gate.start.name,
+                      side->gate.mesh->view.known.count);
+        turn();
+    }
+}
+
+static bool knows(const struct side *side, const char *name)
+{
+    const struct gate_host *host;
+
+    for (host = side->gate.mesh->view.known.all; host != NULL; host = host->next) {
+        if (strcmp(host->is.name, name) == 0)
+            return true;
+    }
+    return false;
+}
+
 static void wait_jobs(struct side *side, size_t row, const char *jobs)
 {
     uint64_t end = hvi_deadline_after(PATIENCE);
@@ -534,6 +557,44 @@ START_TEST(each_gate_tells_which_nodes_it_knows_and_with_which_jobs)
     withdraw_at(&sides[1], "one", 1);
     wait_jobs(&sides[0], 1, "two");
     ck_assert_str_eq(rows_of(&sides[1])->nodes[0].jobs, "two");
+}
+END_TEST
+
+START_TEST(a_gate_that_joins_knows_the_nodes_that_the_rendezvous_knows)
+{
+    uint32_t port = listen_at(&sides[0]);
+
+    join_at(&sides[1], port);
+    join_at(&sides[2], port);
+    for (int i = 0; i < SIDES; i++)
+        wait_known(&sides[i], 2);
+    ck_assert(knows(&sides[0], "beta") && knows(&sides[0], "gamma"));
+    ck_assert(knows(&sides[1], "alpha") && knows(&sides[1], "gamma"));
+    ck_assert(knows(&sides[2], "alpha") && knows(&sides[2], "beta"));
+    gate_mesh_close(&sides[2].gate);
+    wait_known(&sides[0], 1);
+    wait_known(&sides[1], 1);
+    ck_assert(knows(&sides[1], "alpha") && !knows(&sides[1], "gamma"));
+}
+END_TEST
+
+START_TEST(more_nodes_than_fit_into_a_message_are_told_in_several)
+{
+    struct gate_hosts *hosts;
+    uint32_t port = listen_at(&sides[0]);
+
+    hosts = &sides[0].gate.mesh->hosts;
+    for (uint64_t i = 1; i <= 300; i++) {
+        const struct hvi_mesh_host host = {.node = 1000 + i, .name = "many", .text = "10.0.0.9"};
+        ck_assert(gate_hosts_put(hosts, &host));
+    }
+    wait_known(&sides[0], 300);
+    join_at(&sides[1], port);
+    wait_known(&sides[1], 301);
+    for (uint64_t i = 1; i <= 200; i++)
+        gate_hosts_drop(hosts, 1000 + i, "it is silent");
+    wait_known(&sides[0], 101);
+    wait_known(&sides[1], 101);
 }
 END_TEST
 
@@ -1480,8 +1541,13 @@ START_TEST(a_job_that_waits_at_a_seed_that_goes_meets_at_the_next_one)
     ck_assert_int_eq(hear_seeds_roster(&sides[1], "job")->status, HVI_OK);
     ck_assert_int_eq(hear_seeds_roster(&sides[2], "job")->status, HVI_OK);
     wait_named(&sides[1], "127.0.0.1", "absent");
+    wait_known(&sides[1], 1);
+    wait_known(&sides[2], 1);
+    ck_assert(knows(&sides[1], "gamma") && knows(&sides[2], "127.0.0.2"));
     open_seed(0); /* it is back, and the first again */
     wait_named(&sides[0], "gamma", "joined");
+    for (int i = 0; i < SIDES; i++)
+        wait_known(&sides[i], 2);
     register_at(&sides[2], "next", 2, 1, 2);
     register_at(&sides[0], "next", 2, 0, 2);
     ck_assert_int_eq(hear_seeds_roster(&sides[0], "next")->status, HVI_OK);
@@ -1912,7 +1978,9 @@ START_TEST(who_subscribes_is_told_of_nodes)
 
     ck_assert_int_eq(reply.status, HVI_OK);
     hvi_admin_reply_free(&reply);
-    gate_admin_node_event(&sides[0].gate, HVI_EVENT_NODE_LOST, "beta", "it has not been heard");
+    struct hvi_event_row lost = {
+        .kind = HVI_EVENT_NODE_LOST, .node = "beta", .text = "it has not been heard"};
+    gate_admin_mesh_event(&sides[0].gate, &lost);
     while (zmq_recv(asker, bytes, sizeof(bytes), ZMQ_DONTWAIT) < 0) {
         ck_assert(!hvi_deadline_passed(end));
         turn();
@@ -2000,6 +2068,8 @@ static void add_meeting(Suite *suite)
     tcase_add_checked_fixture(tcase, setup, teardown);
     tcase_add_test(tcase, the_nodes_of_a_job_meet_and_get_one_roster);
     tcase_add_test(tcase, each_gate_tells_which_nodes_it_knows_and_with_which_jobs);
+    tcase_add_test(tcase, a_gate_that_joins_knows_the_nodes_that_the_rendezvous_knows);
+    tcase_add_test(tcase, more_nodes_than_fit_into_a_message_are_told_in_several);
     tcase_add_test(tcase, what_an_engine_has_withdrawn_nobody_meets);
     tcase_add_test(tcase, nodes_that_wait_hear_why_a_rank_of_another_one_is_gone);
     tcase_add_test(tcase, a_rank_that_goes_before_the_rendezvous_is_reached_is_named_later);

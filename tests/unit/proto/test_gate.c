@@ -89,6 +89,20 @@ static void sample_gate(enum hvi_gate_kind kind)
     }
 }
 
+/* As many as there may be, and as long. */
+static struct hvi_mesh_host *full_hosts(void)
+{
+    static struct hvi_mesh_host hosts[HVI_MESH_HOSTS_MAX];
+
+    for (size_t i = 0; i < HVI_MESH_HOSTS_MAX; i++) {
+        hosts[i].node = UINT64_MAX - i;
+        hosts[i].gone = i % 2 == 0;
+        memset(hosts[i].name, 'n', sizeof(hosts[i].name) - 1);
+        memset(hosts[i].text, 't', sizeof(hosts[i].text) - 1);
+    }
+    return hosts;
+}
+
 static void sample_mesh(enum hvi_mesh_kind kind)
 {
     mesh = (struct hvi_mesh_msg){.oldest = 1,
@@ -116,6 +130,9 @@ static void sample_mesh(enum hvi_mesh_kind kind)
     if (kind == HVI_MESH_REPLY)
         mesh.reply = (struct hvi_mesh_reply){
             .ticket = 5, .part = data, .part_bytes = HVI_GATE_PART_MAX, .more = true};
+    if (kind == HVI_MESH_HOSTS)
+        mesh.hosts =
+            (struct hvi_mesh_hosts){.hosts = full_hosts(), .host_count = HVI_MESH_HOSTS_MAX};
 }
 
 static int encode_gate(void)
@@ -155,7 +172,7 @@ START_TEST(each_message_of_the_mesh_arrives_as_it_was_sent)
 {
     static const enum hvi_mesh_kind kinds[] = {
         HVI_MESH_NONE,        HVI_MESH_HELLO,    HVI_MESH_NODE_REGISTER, HVI_MESH_NODE_WITHDRAW,
-        HVI_MESH_NODE_ROSTER, HVI_MESH_QUESTION, HVI_MESH_REPLY};
+        HVI_MESH_NODE_ROSTER, HVI_MESH_QUESTION, HVI_MESH_REPLY,         HVI_MESH_HOSTS};
     sample_mesh(kinds[_i]);
     ck_assert_int_eq(encode_mesh(), HVI_OK);
     ck_assert_msg(decode_mesh() == HVI_OK, "%s", text);
@@ -357,7 +374,7 @@ int main(void)
     tcase_add_checked_fixture(tests, setup, NULL);
     tcase_add_loop_test(tests, each_message_of_a_gate_arrives_as_it_was_sent, HVI_GATE_START,
                         HVI_GATE_KIND_END);
-    tcase_add_loop_test(tests, each_message_of_the_mesh_arrives_as_it_was_sent, 0, 7);
+    tcase_add_loop_test(tests, each_message_of_the_mesh_arrives_as_it_was_sent, 0, 8);
     tcase_add_test(tests, what_a_message_carries_is_a_copy);
     tcase_add_test(tests, a_message_that_is_cut_is_refused_with_a_word);
     tcase_add_test(tests, a_message_with_a_wrong_byte_is_refused_or_in_bounds);

@@ -636,6 +636,14 @@ static struct hvi_mesh_row *mesh_rows(size_t count)
     return rows;
 }
 
+static struct hvi_event_host *event_hosts(size_t count)
+{
+    struct hvi_event_host *hosts = zeroed(count, sizeof *hosts);
+    for (size_t i = 0; i < count; i++)
+        FILL(hosts[i].name, true);
+    return hosts;
+}
+
 static struct hvi_event_row *event_rows(size_t count)
 {
     struct hvi_event_row *rows = zeroed(count, sizeof *rows);
@@ -649,6 +657,8 @@ static struct hvi_event_row *event_rows(size_t count)
         FILL(rows[i].job, false);
         FILL(rows[i].node, true);
         FILL(rows[i].text, true);
+        rows[i].added = event_hosts(rows[i].added_count = 2);
+        rows[i].removed = event_hosts(rows[i].removed_count = i == 0 ? HVI_EVENT_HOSTS_MAX : 1);
     }
     return rows;
 }
