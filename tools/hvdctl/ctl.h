@@ -90,6 +90,11 @@ void ctl_top_compare(struct ctl_top_row *row, const struct hvd_admin_rank *befor
 void ctl_show_top(const struct ctl *ctl, const struct ctl_top_row *rows, size_t count);
 void ctl_json_top(const struct ctl *ctl, const struct ctl_top_row *rows, size_t count,
                   uint64_t interval_ns);
+/* One line each. `kind`: the event's name. */
+void ctl_show_subscribed(const struct ctl *ctl);
+void ctl_show_event(const struct ctl *ctl, const struct hvd_admin_event *event, const char *kind);
+void ctl_json_subscribed(const struct ctl *ctl);
+void ctl_json_event(const struct ctl *ctl, const struct hvd_admin_event *event, const char *kind);
 void ctl_json_done(const struct ctl *ctl, const char *text);
 void ctl_json_key(const struct ctl *ctl, const char *key);
 void ctl_json_error(const struct ctl *ctl, int status, const char *text);
@@ -100,6 +105,8 @@ struct hvd_admin_request ctl_request(enum hvd_admin_kind kind);
 /* Asks; CTL_OK with a reply to free, or the exit code after a complaint. */
 int ctl_ask(const struct ctl *ctl, const struct hvd_admin_request *request,
             struct hvd_admin_answer **reply_p);
+/* Complains of a failed call of hvd_admin.h; the exit code. */
+int ctl_explain(const struct ctl *ctl, int status);
 /* What keeps the answer from being all there is, a sentence for each node or engine, on stderr; with --json it is
  * in the document. */
 void ctl_say_silent(const struct ctl *ctl, const struct hvd_admin_answer *reply);
@@ -111,6 +118,8 @@ int ctl_copy_job(const struct ctl *ctl, const char *job, struct hvd_admin_reques
 int ctl_trace(const struct ctl *ctl, char **args, int count);
 /* `hvdctl timeline`. */
 int ctl_timeline(const struct ctl *ctl, char **args, int count);
+/* `hvdctl events`: until interrupted, or hvdd has gone. */
+int ctl_events(const struct ctl *ctl, char **args, int count);
 /* `hvdctl top`: until interrupted, or once. */
 int ctl_top(const struct ctl *ctl, char **args, int count);
 

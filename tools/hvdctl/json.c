@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Replies as JSON: {"daemon": {...}}, {"jobs": [...]}, {"job": ..., "ranks": [...]},
- * {"gpus": [...]}, {"limits": [...]}, {"stalls": [...]}, {"job": ..., "trace": [...]}, {"interval_ns": ..., "ranks": [...]}, {"error": {...}}. Numbers are raw: ns and bytes. They are written as text,
+ * {"gpus": [...]}, {"limits": [...]}, {"stalls": [...]}, {"job": ..., "trace": [...]}, {"interval_ns": ..., "ranks": [...]},
+ * a line for each event: {"event": ...}, {"error": {...}}. Numbers are raw: ns and bytes. They are written as text,
  * because cJSON keeps numbers as double and a 64-bit counter does not fit there. */
 #include "base/status.h"
 #include "base/utf8.h"
@@ -373,6 +374,48 @@ void ctl_json_top(const struct ctl *ctl, const struct ctl_top_row *rows, size_t 
         add_u64(object, "last_ops", row->last);
     }
     print(ctl, document);
+}
+
+static void print_line(const struct ctl *ctl, cJSON *document)
+{
+    char *text = ctl_must(cJSON_PrintUnformatted(document));
+    cJSON_Delete(document);
+    put_plain(text, ctl->out);
+    fputc('\n', ctl->out);
+    free(text);
+}
+
+void ctl_json_subscribed(const struct ctl *ctl)
+{
+    cJSON *document = cJSON_CreateObject();
+    cJSON_AddStringToObject(document, "event", "subscribed");
+    print_line(ctl, document);
+}
+
+static void add_names(cJSON *document, const char *what, const char *const *names, size_t count)
+{
+    cJSON *array = cJSON_AddArrayToObject(document, what);
+    for (size_t i = 0; i < count; i++)
+        cJSON_AddItemToArray(array, cJSON_CreateString(names[i]));
+}
+
+void ctl_json_event(const struct ctl *ctl, const struct hvd_admin_event *event, const char *kind)
+{
+    cJSON *document = cJSON_CreateObject();
+    cJSON_AddStringToObject(document, "event", kind);
+    add_u64(document, "kind", event->kind);
+    add_u64(document, "at_ns", event->at_ns);
+    cJSON_AddStringToObject(document, "job", event->job);
+    add_u64(document, "uid", event->uid);
+    add_u64(document, "generation", event->generation);
+    add_i64(document, "rank", event->rank);
+    add_i64(document, "pid", event->pid);
+    cJSON_AddStringToObject(document, "node", event->node);
+    cJSON_AddStringToObject(document, "text", event->text);
+    add_u64(document, "count", event->count);
+    add_names(document, "added", event->added, event->added_count);
+    add_names(document, "removed", event->removed, event->removed_count);
+    print_line(ctl, document);
 }
 
 void ctl_json_done(const struct ctl *ctl, const char *text)

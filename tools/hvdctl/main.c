@@ -68,7 +68,7 @@ static int no_daemon(const struct ctl *ctl, const struct hvd_admin_place *place)
     return CTL_NO_DAEMON;
 }
 
-static int explain_failure(const struct ctl *ctl, int status)
+int ctl_explain(const struct ctl *ctl, int status)
 {
     struct hvd_admin_place place;
     char waited[32];
@@ -110,7 +110,7 @@ int ctl_ask(const struct ctl *ctl, const struct hvd_admin_request *request,
     }
     if (status == HVI_OK)
         status = hvd_admin_ask(admin, request, (int64_t)ctl->timeout_ns, reply_p);
-    const int code = status == HVI_OK ? CTL_OK : explain_failure(ctl, status);
+    const int code = status == HVI_OK ? CTL_OK : ctl_explain(ctl, status);
     hvd_admin_close(admin);
     return code;
 }
@@ -333,6 +333,8 @@ static const struct command commands[] = {
     {"stalls", NULL, "[JOB]", 0, 1, run_stalls, "ops that wait, and for whom (--min-age S)"},
     {"top", NULL, "[JOB]", 0, 1, ctl_top,
      "ops/s, bytes/s and lag per rank, live (--interval S, --once)"},
+    {"events", NULL, "", 0, 0, ctl_events,
+     "what happens from now on, a line for each: ranks, jobs, nodes"},
     {"trace", NULL, "JOB", 1, 1, ctl_trace,
      "the last ops of its ranks, dead ones too (--rank R, --last N)"},
     {"timeline", NULL, "JOB start FILE", 0, 3, ctl_timeline,

@@ -13,6 +13,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
@@ -635,4 +636,56 @@ void ctl_show_top(const struct ctl *ctl, const struct ctl_top_row *rows, size_t 
         add_share(table, row->last, row->met);
     }
     finish(ctl, table, 0);
+}
+
+/* ---- events ---- */
+
+static void show_text(const struct ctl *ctl, const char *before, const char *text)
+{
+    char safe[4 * 1024];
+    if (text[0] == '\0')
+        return;
+    text_safe(text, safe, sizeof safe);
+    fprintf(ctl->out, "%s%s", before, safe);
+}
+
+static void show_names(const struct ctl *ctl, const char *what, const char *const *names,
+                       size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        show_text(ctl, i == 0 ? what : ", ", names[i]);
+}
+
+static void show_time(const struct ctl *ctl)
+{
+    char text[32] = "";
+    const time_t now = time(NULL);
+    struct tm parts;
+    if (localtime_r(&now, &parts) != NULL)
+        strftime(text, sizeof text, "%H:%M:%S", &parts);
+    fputs(text, ctl->out);
+}
+
+void ctl_show_subscribed(const struct ctl *ctl)
+{
+    show_time(ctl);
+    fputs("  subscribed\n", ctl->out);
+}
+
+void ctl_show_event(const struct ctl *ctl, const struct hvd_admin_event *event, const char *kind)
+{
+    show_time(ctl);
+    fprintf(ctl->out, "  %-16s", kind);
+    show_text(ctl, "  ", event->node);
+    show_text(ctl, "  job ", event->job);
+    if (event->rank != HVD_ADMIN_ANY)
+        fprintf(ctl->out, "  rank %d", (int)event->rank);
+    if (event->kind == HVD_ADMIN_EVENT_LOST && event->count > 0)
+        fprintf(ctl->out, "  %llu", (unsigned long long)event->count);
+    show_text(ctl, "  ", event->text);
+    show_names(ctl, "  added ", event->added, event->added_count);
+    show_names(ctl, "  removed ", event->removed, event->removed_count);
+    if (event->kind == HVD_ADMIN_EVENT_HOSTS_CHANGED)
+        fprintf(ctl->out, "  now %llu", (unsigned long long)event->count);
+    fputc('\n', ctl->out);
 }

@@ -138,6 +138,37 @@ START_TEST(stalls_keep_the_bytes_of_a_name)
 }
 END_TEST
 
+START_TEST(an_event_is_a_line_with_all_that_it_has)
+{
+    struct ctl ctl = hvt_ctl();
+    const char *const added[] = {"n3", "n\033[4"}, *const removed[] = {"n2"};
+    const struct hvd_admin_event event = {.kind = HVD_ADMIN_EVENT_HOSTS_CHANGED,
+                                          .at_ns = UINT64_MAX,
+                                          .job = "",
+                                          .rank = HVD_ADMIN_ANY,
+                                          .node = "",
+                                          .text = "",
+                                          .count = 4,
+                                          .added = added,
+                                          .added_count = 2,
+                                          .removed = removed,
+                                          .removed_count = 1};
+    ctl_json_event(&ctl, &event, "hosts-changed");
+    cJSON *document = parse(&ctl);
+    ck_assert_ptr_eq(strchr(hvt_text, '\n'), hvt_text + strlen(hvt_text) - 1);
+    ck_assert_str_eq(string(document, "event"), "hosts-changed");
+    ck_assert_ptr_nonnull(strstr(hvt_text, "\"at_ns\":18446744073709551615"));
+    ck_assert(number(document, "kind") == 9 && number(document, "count") == 4);
+    ck_assert(number(document, "rank") == -1);
+    const cJSON *names = cJSON_GetObjectItem(document, "added");
+    ck_assert_int_eq(cJSON_GetArraySize(names), 2);
+    ck_assert_str_eq(cJSON_GetStringValue(cJSON_GetArrayItem(names, 1)), added[1]);
+    ck_assert_int_eq(cJSON_GetArraySize(cJSON_GetObjectItem(document, "removed")), 1);
+    cJSON_Delete(document);
+    free(hvt_text);
+}
+END_TEST
+
 START_TEST(an_error_is_a_document_too)
 {
     struct ctl ctl = hvt_ctl();
@@ -172,6 +203,7 @@ int main(void)
     tcase_add_test(tests, jobs_and_ranks_are_arrays);
     tcase_add_test(tests, nodes_of_a_job_have_their_ranks_and_links);
     tcase_add_test(tests, stalls_keep_the_bytes_of_a_name);
+    tcase_add_test(tests, an_event_is_a_line_with_all_that_it_has);
     tcase_add_test(tests, an_error_is_a_document_too);
     tcase_add_test(tests, an_absent_daemon_is_null);
     suite_add_tcase(suite, tests);

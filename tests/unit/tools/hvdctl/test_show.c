@@ -344,6 +344,40 @@ START_TEST(a_crowd_of_missing_ranks_is_counted)
 }
 END_TEST
 
+static void expect_event(const struct hvd_admin_event *event, const char *kind, const char *line)
+{
+    struct ctl ctl = hvt_ctl();
+    ctl_show_event(&ctl, event, kind);
+    fclose(ctl.out);
+    ck_assert_uint_eq(strcspn(hvt_text, " "), strlen("hh:mm:ss"));
+    ck_assert_str_eq(hvt_text + strlen("hh:mm:ss"), line);
+    free(hvt_text);
+}
+
+START_TEST(an_event_is_a_line_with_its_time)
+{
+    const char *const added[] = {"n3", "n\033[4"}, *const removed[] = {"n2"};
+    struct hvd_admin_event event = {
+        .kind = HVD_ADMIN_EVENT_RANK_LOST, .job = "digits", .rank = 2, .node = "", .text = "why"};
+    expect_event(&event, "rank-lost", "  rank-lost         job digits  rank 2  why\n");
+    event = (struct hvd_admin_event){
+        .kind = HVD_ADMIN_EVENT_LOST, .job = "", .rank = -1, .node = "", .text = "", .count = 7};
+    expect_event(&event, "events-lost", "  events-lost       7\n");
+    event = (struct hvd_admin_event){.kind = HVD_ADMIN_EVENT_HOSTS_CHANGED,
+                                     .job = "",
+                                     .rank = -1,
+                                     .node = "",
+                                     .text = "",
+                                     .count = 4,
+                                     .added = added,
+                                     .added_count = 2,
+                                     .removed = removed,
+                                     .removed_count = 1};
+    expect_event(&event, "hosts-changed",
+                 "  hosts-changed     added n3, n\\x1b[4  removed n2  now 4\n");
+}
+END_TEST
+
 START_TEST(a_trace_is_sorted_by_rank_and_age_with_what_is_open_last)
 {
     struct hvd_admin_trace rows[] = {
@@ -435,6 +469,7 @@ int main(void)
     tcase_add_test(tests, stalls_name_the_missing_ranks_and_their_state);
     tcase_add_test(tests, nothing_is_said_in_words);
     tcase_add_test(tests, a_crowd_of_missing_ranks_is_counted);
+    tcase_add_test(tests, an_event_is_a_line_with_its_time);
     tcase_add_test(tests, a_trace_is_sorted_by_rank_and_age_with_what_is_open_last);
     tcase_add_test(tests, top_subtracts_two_looks);
     tcase_add_test(tests, top_starts_from_nothing_for_a_rank_that_came_anew);

@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * `hvdctl events`: a subscription, a line for each event until interrupted. The first line says that it has begun:
+ * whoever has read it and asks then for the state misses nothing. */
+#include "tools/hvdctl/ctl.h"
+
+#include <stddef.h>
+
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+/* "unknown": a later hvdd's. */
+static const char *name_of(enum hvd_admin_event_kind kind)
+{
+    static const char *const names[] = {
+        [HVD_ADMIN_EVENT_LOST] = "events-lost",
+        [HVD_ADMIN_EVENT_RANK_LOST] = "rank-lost",
+        [HVD_ADMIN_EVENT_GENERATION_BEGAN] = "generation-began",
+        [HVD_ADMIN_EVENT_GENERATION_ENDED] = "generation-ended",
+        [HVD_ADMIN_EVENT_ENGINE_LOST] = "engine-lost",
+        [HVD_ADMIN_EVENT_NODE_JOINED] = "node-joined",
+        [HVD_ADMIN_EVENT_NODE_LOST] = "node-lost",
+        [HVD_ADMIN_EVENT_STALL] = "stall",
+        [HVD_ADMIN_EVENT_HOSTS_CHANGED] = "hosts-changed",
+    };
+    const size_t index = (size_t)kind;
+    return index < COUNT(names) && names[index] != NULL ? names[index] : "unknown";
+}
+
+static int subscribe(const struct ctl *ctl, struct hvd_admin_events **events_p)
+{
+    struct hvd_admin *admin = NULL;
+    int status = hvd_admin_open(ctl->address, &admin);
+    if (status == HVD_ERR_INVALID) {
+        ctl_complain(ctl, status, "%s", hvd_admin_last_error());
+        return CTL_USAGE;
+    }
+    if (status == HVD_OK)
+        status = hvd_admin_subscribe(admin, (int64_t)ctl->timeout_ns, events_p);
+    const int code = status == HVD_OK ? CTL_OK : ctl_explain(ctl, status);
+    hvd_admin_close(admin);
+    return code;
+}
+
+int ctl_events(const struct ctl *ctl, char **args, int count)
+{
+    const struct hvd_admin_event *event;
+    struct hvd_admin_events *events;
+    int status = HVD_OK;
+    (void)args, (void)count;
+    int code = subscribe(ctl, &events);
+    if (code != CTL_OK)
+        return code;
+    if (ctl->json)
+        ctl_json_subscribed(ctl);
+    else
+        ctl_show_subscribed(ctl);
+    while (fflush(ctl->out) == 0 && !ferror(ctl->out)) {
+        status = hvd_admin_events_next(events, -1, &event);
+        if (status != HVD_OK)
+            break;
+        if (ctl->json)
+            ctl_json_event(ctl, event, name_of(event->kind));
+        else
+            ctl_show_event(ctl, event, name_of(event->kind));
+    }
+    if (status != HVD_OK)
+        code = ctl_explain(ctl, status);
+    hvd_admin_events_close(events);
+    return code;
+}
