@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The service on two booted machines that are in a mesh by mesh-seeds, as docs/several-machines.md says it: keys, a job of both without any address,
+"""The service on two booted machines that are in a mesh by mesh-seeds, as docs/launchers/service.md says it: keys, a job of both without any address,
 machines that leave and come back, a restart, and the allow-list."""
 import contextlib
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ def await_mesh(*machines: Machine) -> None:
 
 
 def make_mesh(machines: tuple[Machine, Machine]) -> None:
-    """As docs/several-machines.md says, where the name of a machine has an address."""
+    """As docs/launchers/service.md says, where the name of a machine has an address."""
     for each in machines:
         with each.path("/etc/hosts").open("a", encoding="ascii") as hosts:
             hosts.writelines(f"{other.address} {other.name}\n" for other in machines)
