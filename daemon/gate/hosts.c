@@ -1,7 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  * What is said of a node counts at once: that it has come, and that it has gone. That a list says nothing of a
  * node counts only when the list has settled. So neither a gate that starts again nor a view that
- * goes from one seed to the next takes nodes away that are still there. */
+ * goes from one seed to the next takes nodes away that are still there.
+ *
+ * Subscribers know nodes by their names. Two nodes may have one name: a node whose hvdd has begun anew and its
+ * predecessor, or two live ones. The last that is said of a name is therefore the truth: where one of two nodes goes,
+ * the other one is told again. */
 #include "daemon/gate/hosts.h"
 
 #include "base/clock.h"
@@ -94,17 +98,25 @@ void gate_hosts_prune(struct gate_hosts *hosts)
 
 struct step {
     struct gate_view *view;
+    const struct gate_hosts *list;
     gate_view_changed *changed;
     void *user;
     bool any;
+    bool again; /* nodes are to be told again */
 };
 
-static void come(struct step *step, const struct hvi_mesh_host *host)
+/* Another node of that name is known, which the name's last event has to be about. */
+static void mark_namesake(struct step *step, const char *name)
 {
-    if (!gate_hosts_put(&step->view->known, host))
+    struct gate_host *host;
+
+    DL_FOREACH(step->view->known.all, host)
+    {
+        if (strcmp(host->is.name, name) != 0)
+            continue;
+        host->again = step->again = true;
         return;
-    step->any = true;
-    step->changed(step->user, host);
+    }
 }
 
 static void go(struct step *step, struct gate_host *host, const char *why)
@@ -116,6 +128,28 @@ static void go(struct step *step, struct gate_host *host, const char *why)
     remove_host(&step->view->known, host);
     step->any = true;
     step->changed(step->user, &gone);
+    mark_namesake(step, gone.name);
+}
+
+/* Nodes of that name that the list does not name any more: predecessors of the one that comes. */
+static void replace(struct step *step, const char *name)
+{
+    struct gate_host *host, *spare;
+
+    DL_FOREACH_SAFE(step->view->known.all, host, spare)
+    {
+        if (strcmp(host->is.name, name) == 0 && find(step->list, host->is.node) == NULL)
+            go(step, host, "it has begun anew");
+    }
+}
+
+static void come(struct step *step, const struct hvi_mesh_host *host)
+{
+    replace(step, host->name);
+    if (!gate_hosts_put(&step->view->known, host))
+        return;
+    step->any = true;
+    step->changed(step->user, host);
 }
 
 /* What the list says of one node. */
@@ -130,6 +164,20 @@ static void take(struct step *step, const struct hvi_mesh_host *said)
         come(step, said);
     } else if (known == NULL && !said->gone)
         come(step, said);
+}
+
+static void tell_namesakes(struct step *step)
+{
+    struct gate_host *host;
+
+    if (!step->again)
+        return;
+    DL_FOREACH(step->view->known.all, host)
+    {
+        if (host->again)
+            step->changed(step->user, &host->is);
+        host->again = false;
+    }
 }
 
 /* Nodes of which the list says nothing. */
@@ -175,7 +223,7 @@ static bool is_settled(const struct gate_view *view, const struct gate_hosts *li
 bool gate_view_follow(struct gate_view *view, struct gate_hosts *list, uint64_t now_ns,
                       gate_view_changed *changed, void *user)
 {
-    struct step step = {.view = view, .changed = changed, .user = user};
+    struct step step = {.view = view, .list = list, .changed = changed, .user = user};
     const bool another = view->followed != list, news = list != NULL && list->news;
     bool settled;
 
@@ -189,6 +237,7 @@ bool gate_view_follow(struct gate_view *view, struct gate_hosts *list, uint64_t 
         drop_unnamed(&step, list, settled);
     if (another || news)
         take_list(&step, list, another);
+    tell_namesakes(&step);
     if (news)
         view->known.since_ns = list->since_ns;
     return step.any;

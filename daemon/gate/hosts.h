@@ -21,6 +21,7 @@ struct gate_host {
     struct gate_host *prev, *next;
     struct hvi_mesh_host is; /* .gone: until the view has taken that */
     bool news;               /* the view has not looked at it yet */
+    bool again;              /* in a view: a node of the same name has just gone */
 };
 
 struct gate_hosts {
@@ -47,7 +48,8 @@ struct gate_view {
     bool waits;        /* nodes are kept that the list does not name yet */
 };
 
-/* One node has come, or with .gone has gone, and .text says why. */
+/* One node has come, or with .gone has gone, and .text says why. The last call about a name says whether a node of that
+ * name is there: a node that stays comes again after another one of its name has gone. */
 typedef void gate_view_changed(void *user, const struct hvi_mesh_host *host);
 
 /* Makes the view what the list says; NULL: nothing is known any more. True: `changed` was called. */

@@ -30,7 +30,8 @@ from hvd._native import library_path
 _STATUS, _JOBS, _RANKS, _STALLS, _JOB_STOP, _TRACE, _NODES, _GPUS, _LIMITS = 3, 4, 5, 6, 7, 9, 10, 11, 13
 _ANY = -1
 #: Kinds of an `Event`. LOST: `count` events were lost because nobody read them; 0: nobody knows how many. HOSTS_CHANGED: the nodes
-#: at which jobs can be; `count` is how many there are now, with this one.
+#: at which jobs can be; `count` is how many there are now, with this one. Apply `removed` before `added`: a node that was started anew
+#: at once is in both.
 LOST, RANK_LOST, GENERATION_BEGAN, GENERATION_ENDED, ENGINE_LOST, NODE_JOINED, NODE_LOST, STALL, HOSTS_CHANGED = range(1, 10)
 
 _TIMEOUT = -103
@@ -351,8 +352,7 @@ def _ns(seconds: float | None) -> int:
 
 class Events:
     """What happens on the node, from `Admin.events` on: of the jobs of this process' user; root and hvdd's user see all; and of the
-    mesh that it is in. An
-    iterator without an end; `fileno` is for select and event loops: readable while an event may be waiting."""
+    mesh that it is in. An iterator without an end; `fileno` is for select and event loops: readable while an event may be waiting."""
 
     def __init__(self, handle: c_void_p) -> None:
         self._handle: c_void_p | None = handle

@@ -330,7 +330,9 @@ enum hvd_admin_event_kind {
     HVD_ADMIN_EVENT_NODE_LOST = 7,        /* ... or has gone from it; .text: why */
     HVD_ADMIN_EVENT_STALL = 8,            /* an op of .job has waited for the stall check: .text */
     /* The set of nodes at which jobs can be has changed: .added, .removed, .count: of nodes there are now, with this
-     * one. One event for all that changed at the same moment; of more than 64 names, several. */
+     * one. One event for all that changed at the same moment; of more than 64 names, several. Apply .removed before
+     * .added: a node that was started anew at once is in both. Two nodes may have one name: where one of them goes,
+     * the name is removed and added again. */
     HVD_ADMIN_EVENT_HOSTS_CHANGED = 9
 };
 

@@ -164,6 +164,73 @@ START_TEST(a_node_with_another_name_is_another_host)
 }
 END_TEST
 
+START_TEST(a_node_that_begins_anew_replaces_its_predecessor_when_the_list_names_only_the_new_one)
+{
+    put(&first, 1, "n1");
+    put(&first, 2, "n2");
+    expect(&first, "+n1 +n2");
+    now_ns += HVI_NS_SEC;
+    gate_hosts_begin(&first, now_ns);
+    put(&first, 11, "n1");
+    expect(&first, "-n1(it has begun anew) +n1");
+    put(&first, 2, "n2");
+    now_ns += SETTLE;
+    expect(&first, "");
+    ck_assert_uint_eq(view.known.count, 2);
+}
+END_TEST
+
+START_TEST(where_one_of_two_nodes_of_a_name_goes_the_other_one_is_told_again)
+{
+    put(&first, 1, "n1");
+    put(&first, 3, "n3");
+    put(&first, 33, "n3");
+    expect(&first, "+n1 +n3 +n3");
+    gate_hosts_drop(&first, 3, "it has not been heard");
+    put(&first, 4, "n4");
+    expect(&first, "-n3(it has not been heard) +n4 +n3");
+    expect(&first, "");
+    gate_hosts_drop(&first, 33, "it has not been heard");
+    put(&first, 34, "n3");
+    expect(&first, "-n3(it has not been heard) +n3");
+    gate_hosts_drop(&first, 34, "its connection has ended");
+    expect(&first, "-n3(its connection has ended)");
+    ck_assert_uint_eq(view.known.count, 2);
+}
+END_TEST
+
+START_TEST(two_nodes_of_a_name_that_go_together_are_gone)
+{
+    put(&first, 3, "n3");
+    put(&first, 33, "n3");
+    put(&first, 34, "n3");
+    expect(&first, "+n3 +n3 +n3");
+    gate_hosts_drop(&first, 3, "a");
+    gate_hosts_drop(&first, 33, "b");
+    gate_hosts_drop(&first, 34, "c");
+    expect(&first, "-n3(a) -n3(b) -n3(c)");
+    expect(&first, "");
+}
+END_TEST
+
+START_TEST(live_nodes_of_a_name_do_not_take_each_other_away)
+{
+    put(&first, 1, "n");
+    put(&first, 2, "n");
+    expect(&first, "+n +n");
+    now_ns += HVI_NS_SEC;
+    gate_hosts_begin(&first, now_ns);
+    put(&first, 2, "n");
+    put(&first, 1, "n");
+    expect(&first, "");
+    put(&first, 3, "n");
+    expect(&first, "+n");
+    now_ns += SETTLE;
+    expect(&first, "");
+    ck_assert_uint_eq(view.known.count, 3);
+}
+END_TEST
+
 START_TEST(a_list_has_an_end)
 {
     struct hvi_mesh_host host = {.name = "n"};
@@ -188,6 +255,12 @@ int main(void)
     tcase_add_test(tests, a_list_that_is_old_counts_at_once_when_it_is_its_turn);
     tcase_add_test(tests, where_no_list_is_left_all_are_lost_five_seconds_later);
     tcase_add_test(tests, a_node_with_another_name_is_another_host);
+    tcase_add_test(
+        tests,
+        a_node_that_begins_anew_replaces_its_predecessor_when_the_list_names_only_the_new_one);
+    tcase_add_test(tests, where_one_of_two_nodes_of_a_name_goes_the_other_one_is_told_again);
+    tcase_add_test(tests, two_nodes_of_a_name_that_go_together_are_gone);
+    tcase_add_test(tests, live_nodes_of_a_name_do_not_take_each_other_away);
     tcase_add_test(tests, a_list_has_an_end);
     suite_add_tcase(suite, tests);
     return hvt_run_suite(suite);
