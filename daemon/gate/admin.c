@@ -297,8 +297,10 @@ static void tell(struct gate *gate, const uint32_t *uid, const unsigned char *re
         return;
     DL_FOREACH(gate->admin->connections, connection)
     {
-        if (connection->subscribed && may_know(connection, uid))
-            gate_events_add(&connection->events, reply, length);
+        if (!connection->subscribed || !may_know(connection, uid))
+            continue;
+        gate_events_add(&connection->events, reply, length);
+        send_events(connection); /* many may come in one turn of the loop, more than wait */
     }
     look_again(gate->admin);
 }

@@ -1991,6 +1991,58 @@ START_TEST(who_subscribes_is_told_of_nodes)
 }
 END_TEST
 
+/* What a subscriber has heard of nodes that join. */
+struct heard_hosts {
+    size_t joined, named, lost;
+};
+
+/* False: nothing waits. */
+static bool hear_event(void *subscriber, struct heard_hosts *sum)
+{
+    static unsigned char bytes[65536];
+    const int length = zmq_recv(subscriber, bytes, sizeof(bytes), ZMQ_DONTWAIT);
+    struct hvi_admin_reply reply;
+
+    if (length < 0)
+        return false;
+    ck_assert_int_eq(hvi_admin_reply_decode(bytes, (size_t)length, &reply, NULL, 0), HVI_OK);
+    for (size_t i = 0; i < reply.event_count; i++) {
+        const struct hvi_event_row *row = &reply.events[i];
+        sum->joined += row->kind == HVI_EVENT_NODE_JOINED;
+        sum->lost += row->kind == HVI_EVENT_LOST;
+        sum->named += row->added_count;
+    }
+    hvi_admin_reply_free(&reply);
+    return true;
+}
+
+START_TEST(a_subscriber_that_reads_misses_none_of_many_changes_of_one_moment)
+{
+    enum { MANY = 150 };
+    (void)listen_at(&sides[0]);
+    void *asker = come_to(&sides[0]);
+    struct hvi_admin_reply reply = asked_for(asker, HVI_ADMIN_EVENTS, HVI_PROTOCOL_VERSION);
+    const uint64_t end = hvi_deadline_after(PATIENCE);
+    struct heard_hosts sum = {.joined = 0};
+
+    ck_assert_int_eq(reply.status, HVI_OK);
+    hvi_admin_reply_free(&reply);
+    for (uint64_t i = 1; i <= MANY; i++) {
+        const struct hvi_mesh_host host = {.node = 1000 + i, .name = "many", .text = "10.0.0.9"};
+        ck_assert(gate_hosts_put(&sides[0].gate.mesh->hosts, &host));
+    }
+    while (sum.named < MANY) {
+        ck_assert_msg(!hvi_deadline_passed(end), "%zu joined, %zu named", sum.joined, sum.named);
+        ck_assert_uint_eq(sum.lost, 0);
+        if (!hear_event(asker, &sum))
+            turn();
+    }
+    ck_assert_uint_eq(sum.joined, MANY);
+    ck_assert_uint_eq(sum.named, MANY);
+    zmq_close(asker);
+}
+END_TEST
+
 START_TEST(one_user_has_so_many_connections_and_no_more)
 {
     void *asker = come_to(&sides[0]);
@@ -2056,6 +2108,7 @@ static void add_questions(Suite *suite)
     tcase_add_test(tcase, a_gate_tells_its_own_limits_and_who_has_how_much_of_them);
     tcase_add_test(tcase, a_tool_of_another_version_is_told_both);
     tcase_add_test(tcase, who_subscribes_is_told_of_nodes);
+    tcase_add_test(tcase, a_subscriber_that_reads_misses_none_of_many_changes_of_one_moment);
     tcase_add_test(tcase, one_user_has_so_many_connections_and_no_more);
     suite_add_tcase(suite, tcase);
 }
