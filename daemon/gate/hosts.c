@@ -41,6 +41,7 @@ void gate_hosts_fini(struct gate_hosts *hosts)
 {
     while (hosts->all != NULL)
         remove_host(hosts, hosts->all);
+    hosts->told = false;
 }
 
 void gate_hosts_begin(struct gate_hosts *hosts, uint64_t now_ns)
@@ -229,7 +230,9 @@ bool gate_view_follow(struct gate_view *view, struct gate_hosts *list, uint64_t 
 
     if (list != NULL)
         view->alone_ns = 0;
-    else if (view->alone_ns == 0)
+    if (list != NULL && !list->told)
+        return false;
+    if (list == NULL && view->alone_ns == 0)
         view->alone_ns = now_ns;
     view->followed = list;
     settled = is_settled(view, list, now_ns);

@@ -29,9 +29,10 @@ struct gate_hosts {
     uint32_t count;    /* of the nodes that are there */
     uint64_t since_ns; /* when its source began, or was heard again */
     bool news;
+    bool told; /* its source has said something; before that, the list is not followed */
 };
 
-/* Empty, of a source that begins now. The list was zeros, or is freed. */
+/* Empty, of a source that begins now and has said nothing yet. The list was zeros, or is freed. */
 void gate_hosts_begin(struct gate_hosts *hosts, uint64_t now_ns);
 /* There, with that name and text. Out of memory or over HVI_WIRE_NODES_MAX: nothing, and false. */
 bool gate_hosts_put(struct gate_hosts *hosts, const struct hvi_mesh_host *host);
@@ -52,7 +53,8 @@ struct gate_view {
  * name is there: a node that stays comes again after another one of its name has gone. */
 typedef void gate_view_changed(void *user, const struct hvi_mesh_host *host);
 
-/* Makes the view what the list says; NULL: nothing is known any more. True: `changed` was called. */
+/* Makes the view what the list says; NULL: nothing is known any more. A list that has not been told leaves the view as it is: its
+ * source may be of a version that tells no hosts. True: `changed` was called. */
 bool gate_view_follow(struct gate_view *view, struct gate_hosts *list, uint64_t now_ns,
                       gate_view_changed *changed, void *user);
 void gate_view_fini(struct gate_view *view);

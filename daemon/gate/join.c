@@ -531,6 +531,7 @@ static void tell_joined(struct mesh_seed *seed)
 /* A rendezvous need not know where it was found. */
 static void handle_hosts(struct mesh_seed *seed, uint64_t from, struct hvi_mesh_hosts *said)
 {
+    seed->hosts.told = seed->hosts.news = true;
     for (size_t i = 0; i < said->host_count; i++) {
         struct hvi_mesh_host *host = &said->hosts[i];
         if (host->node == seed->mesh->gate->start.node)

@@ -517,6 +517,7 @@ int mesh_listen_open(struct gate_mesh *mesh, char *text_p, size_t text_size)
         return status;
     gate_rendezvous_init(&mesh->rendezvous, &rendezvous_calls, mesh, start->start_timeout_ns);
     gate_hosts_begin(&mesh->hosts, hvi_clock_ns());
+    mesh->hosts.told = true;
     set_own_address(mesh);
     HVI_LOG(HVI_LOG_INFO, "mesh", "mesh-listens", "the mesh listens", "address=%s port=%u keys=%zu",
             mesh->endpoint, (unsigned)mesh->port, mesh->keys.client_count);

@@ -22,6 +22,13 @@ static void setup(void)
     now_ns = START;
     gate_hosts_begin(&first, now_ns);
     gate_hosts_begin(&second, now_ns);
+    first.told = second.told = true;
+}
+
+static void begin_anew(struct gate_hosts *list)
+{
+    gate_hosts_begin(list, now_ns);
+    list->told = true;
 }
 
 static void teardown(void)
@@ -98,7 +105,7 @@ START_TEST(a_list_that_begins_anew_takes_away_what_it_does_not_name_within_five_
     put(&first, 3, "n3");
     expect(&first, "+n1 +n2 +n3");
     now_ns += HVI_NS_SEC;
-    gate_hosts_begin(&first, now_ns);
+    begin_anew(&first);
     expect(&first, "");
     put(&first, 1, "n1");
     put(&first, 4, "n4");
@@ -138,6 +145,24 @@ START_TEST(a_list_that_is_old_counts_at_once_when_it_is_its_turn)
 }
 END_TEST
 
+START_TEST(a_seed_that_tells_no_hosts_takes_none_away)
+{
+    put(&first, 1, "n1");
+    expect(&first, "+n1");
+    gate_hosts_begin(&second, now_ns);
+    now_ns += SETTLE;
+    expect(NULL, "");
+    now_ns += HVI_NS_SEC;
+    expect(&second, "");
+    now_ns += SETTLE;
+    expect(&second, "");
+    now_ns += SETTLE;
+    expect(NULL, "");
+    second.told = second.news = true; /* it was installed anew */
+    expect(&second, "-n1(the seed does not know it any more)");
+}
+END_TEST
+
 START_TEST(where_no_list_is_left_all_are_lost_five_seconds_later)
 {
     put(&first, 1, "n1");
@@ -170,7 +195,7 @@ START_TEST(a_node_that_begins_anew_replaces_its_predecessor_when_the_list_names_
     put(&first, 2, "n2");
     expect(&first, "+n1 +n2");
     now_ns += HVI_NS_SEC;
-    gate_hosts_begin(&first, now_ns);
+    begin_anew(&first);
     put(&first, 11, "n1");
     expect(&first, "-n1(it has begun anew) +n1");
     put(&first, 2, "n2");
@@ -219,7 +244,7 @@ START_TEST(live_nodes_of_a_name_do_not_take_each_other_away)
     put(&first, 2, "n");
     expect(&first, "+n +n");
     now_ns += HVI_NS_SEC;
-    gate_hosts_begin(&first, now_ns);
+    begin_anew(&first);
     put(&first, 2, "n");
     put(&first, 1, "n");
     expect(&first, "");
@@ -253,6 +278,7 @@ int main(void)
     tcase_add_test(tests,
                    a_list_that_begins_anew_takes_away_what_it_does_not_name_within_five_seconds);
     tcase_add_test(tests, a_list_that_is_old_counts_at_once_when_it_is_its_turn);
+    tcase_add_test(tests, a_seed_that_tells_no_hosts_takes_none_away);
     tcase_add_test(tests, where_no_list_is_left_all_are_lost_five_seconds_later);
     tcase_add_test(tests, a_node_with_another_name_is_another_host);
     tcase_add_test(
