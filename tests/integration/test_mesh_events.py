@@ -28,20 +28,27 @@ class Watcher:
             self.process = daemon.node.popen([program("hvdctl"), "events", "--json"], stdout=out, stderr=subprocess.STDOUT,
                                              env=daemon.ctl.environment)
         wait_until(lambda: '"subscribed"' in self.path.read_text(encoding="utf-8"), f"{self.name} to subscribe")
-        self.read = 1
+        self.read = 0  # events that were taken
 
     def events(self) -> list[dict[str, Any]]:
         """Those of the mesh that have not been taken yet."""
-        lines = self.path.read_text(encoding="utf-8").split("\n")[self.read:-1]
-        return [event for event in map(json.loads, lines) if event["event"] in MESH]
+        lines = self.path.read_text(encoding="utf-8").split("\n")[1:-1]
+        return [event for event in map(json.loads, lines) if event["event"] in MESH][self.read:]
 
     def take(self, count: int) -> list[dict[str, Any]]:
         """The next ones."""
         wait_until(lambda: len(self.events()) >= count, lambda: f"{count} events at {self.name}: {self.events()}", 10, 0.02)
         taken = self.events()[:count]
-        assert [event["event"] for event in self.events()] == [event["event"] for event in taken], self.events()
-        self.read = len(self.path.read_text(encoding="utf-8").split("\n")) - 1
+        self.read += count
         return taken
+
+    def names(self) -> set[str]:
+        """What a program knows that has heard of all hosts that changed."""
+        names: set[str] = set()
+        self.read = 0
+        for event in self.events():
+            names = names - set(event["removed"]) | set(event["added"])
+        return names
 
     def reach(self, node: str, now: int) -> None:
         """This node comes, after whatever there was before."""
@@ -51,13 +58,20 @@ class Watcher:
         self.take(len(self.events()))
 
     def expect(self, node: str, came: bool, text: str, now: int) -> None:
-        """This node comes or goes, and nothing else."""
+        """This node comes or goes, next."""
         one, hosts = self.take(2)
         assert (one["event"], one["node"]) == ("node-joined" if came else "node-lost", node), one
         assert text in one["text"] and one["job"] == "" and one["rank"] == -1, one
         assert (hosts["event"], hosts["kind"], hosts["node"], hosts["count"]) == ("hosts-changed", 9, "", now), hosts
         assert (hosts["added"], hosts["removed"]) == (([node], []) if came else ([], [node])), hosts
         assert hosts["at_ns"] >= one["at_ns"] > 0
+
+    def expect_anew(self, node: str, now: int) -> None:
+        """This node has begun anew, next."""
+        lost, joined, hosts = self.take(3)
+        assert (lost["event"], lost["node"], lost["text"]) == ("node-lost", node, "it has begun anew"), lost
+        assert (joined["event"], joined["node"]) == ("node-joined", node), joined
+        assert (hosts["added"], hosts["removed"], hosts["count"]) == ([node], [node], now), hosts
 
     def end(self) -> None:
         """The subscription."""
@@ -112,3 +126,9 @@ def test_each_node_is_told_of_the_nodes_that_come_leave_and_die(daemons):
                 third.start()
                 wait_until(lambda: states(other).get("n3") == "joined", "the mesh", 10, 0.05)
                 watchers[1].expect("n3", True, third.node.address, 3)
+                seed.kill()
+                seed.start()
+                watchers[1].expect_anew("n1", 3)
+                wait_until(lambda: states(other).get("n3") == "joined", "the mesh", 10, 0.05)
+                assert watchers[1].events() == []
+                assert early.names() == watchers[1].names() == {"n1", "n3"}
