@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
- * `hvdctl events`: a subscription, a line for each event until interrupted. The first line says that it has begun:
- * whoever has read it and asks then for the state misses nothing. */
+ * `hvdctl events`: a subscription, a line for each event until interrupted. The first line says that it has begun: a
+ * program that reads it, and then asks for the state, misses nothing. */
+#include "base/status.h"
 #include "tools/hvdctl/ctl.h"
 
+#include <errno.h>
 #include <stddef.h>
+#include <string.h>
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
@@ -40,11 +43,32 @@ static int subscribe(const struct ctl *ctl, struct hvd_admin_events **events_p)
     return code;
 }
 
-int ctl_events(const struct ctl *ctl, char **args, int count)
+/* CTL_OK, or the exit code after a complaint. */
+static int flush(const struct ctl *ctl)
+{
+    if (fflush(ctl->out) == 0 && !ferror(ctl->out))
+        return CTL_OK;
+    ctl_complain(ctl, HVI_ERR_CLOSED, "the events cannot be written: %s", strerror(errno));
+    return CTL_REFUSED;
+}
+
+/* One event; CTL_OK, or the exit code after a complaint. */
+static int show_next(const struct ctl *ctl, struct hvd_admin_events *events)
 {
     const struct hvd_admin_event *event;
+    const int status = hvd_admin_events_next(events, -1, &event);
+    if (status != HVD_OK)
+        return ctl_explain(ctl, status);
+    if (ctl->json)
+        ctl_json_event(ctl, event, name_of(event->kind));
+    else
+        ctl_show_event(ctl, event, name_of(event->kind));
+    return flush(ctl);
+}
+
+int ctl_events(const struct ctl *ctl, char **args, int count)
+{
     struct hvd_admin_events *events;
-    int status = HVD_OK;
     (void)args, (void)count;
     int code = subscribe(ctl, &events);
     if (code != CTL_OK)
@@ -53,17 +77,9 @@ int ctl_events(const struct ctl *ctl, char **args, int count)
         ctl_json_subscribed(ctl);
     else
         ctl_show_subscribed(ctl);
-    while (fflush(ctl->out) == 0 && !ferror(ctl->out)) {
-        status = hvd_admin_events_next(events, -1, &event);
-        if (status != HVD_OK)
-            break;
-        if (ctl->json)
-            ctl_json_event(ctl, event, name_of(event->kind));
-        else
-            ctl_show_event(ctl, event, name_of(event->kind));
-    }
-    if (status != HVD_OK)
-        code = ctl_explain(ctl, status);
+    code = flush(ctl);
+    while (code == CTL_OK)
+        code = show_next(ctl, events);
     hvd_admin_events_close(events);
     return code;
 }

@@ -82,7 +82,7 @@ static void answer(struct player *player, size_t line, const unsigned char *iden
     size_t length;
     struct hvi_admin_reply reply = player->lines[line].reply;
     reply.protocol_version = HVI_PROTOCOL_VERSION;
-    reply.request = hvt_asked[line].request;
+    reply.request = player->lines[line].more ? 0 : hvt_asked[line].request;
     ck_assert_int_eq(hvi_admin_reply_encode(&reply, &body, &length), HVI_OK);
     length -= player->lines[line].cut;
     ck_assert_int_eq(zmq_send(player->socket, identity, (size_t)bytes, ZMQ_SNDMORE), bytes);
@@ -91,20 +91,30 @@ static void answer(struct player *player, size_t line, const unsigned char *iden
     free(body);
 }
 
+/* What was said last is still heard. */
+static void leave(struct player *player)
+{
+    const int linger_ms = 20000;
+    ck_assert_int_eq(zmq_setsockopt(player->socket, ZMQ_LINGER, &linger_ms, sizeof linger_ms), 0);
+    zmq_close(player->socket); /* and with it the listening socket */
+    player->socket = NULL;
+}
+
 static void *play(void *context)
 {
     struct player *player = context;
     unsigned char identity[64];
-    for (size_t i = 0; i < player->count; i++) {
-        if (player->lines[i].silent) /* who does not wait long may not even have asked */
+    int bytes = 0;
+    for (size_t i = 0; i < player->count && player->socket != NULL; i++) {
+        const struct hvt_line *line = &player->lines[i];
+        if (line->silent) /* who does not wait long may not even have asked */
             continue;
-        const int bytes = take_question(player, i, identity);
-        if (player->lines[i].gone) {
-            zmq_close(player->socket); /* and with it the listening socket */
-            player->socket = NULL;
-            return NULL;
-        }
-        answer(player, i, identity, bytes);
+        if (!line->more)
+            bytes = take_question(player, i, identity);
+        if (line->gone)
+            leave(player);
+        else
+            answer(player, i, identity, bytes);
     }
     return NULL;
 }

@@ -22,6 +22,7 @@ struct hvt_line {
     size_t cut;  /* so many bytes are missing at the answer's end */
     bool silent; /* no answer */
     bool gone;   /* no answer, and hvdd is not there any more */
+    bool more; /* not asked for: the last asker gets it as an event; with .gone hvdd goes unasked */
 };
 
 extern struct hvi_admin_request hvt_asked[HVT_LINES_MAX]; /* by line */
