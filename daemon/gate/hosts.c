@@ -33,6 +33,7 @@ static struct gate_host *find(const struct gate_hosts *hosts, uint64_t node)
 static void remove_host(struct gate_hosts *hosts, struct gate_host *host)
 {
     hosts->count -= !host->is.gone;
+    hosts->gone -= host->is.gone;
     DL_DELETE(hosts->all, host);
     free(host);
 }
@@ -51,18 +52,31 @@ void gate_hosts_begin(struct gate_hosts *hosts, uint64_t now_ns)
     hosts->news = true;
 }
 
+/* As one that has gone. */
+static struct gate_host *add(struct gate_hosts *hosts)
+{
+    struct gate_host *host = hosts->gone < HVI_WIRE_NODES_MAX ? calloc(1, sizeof(*host)) : NULL;
+
+    if (host == NULL)
+        return NULL;
+    host->is.gone = true;
+    hosts->gone++;
+    DL_APPEND(hosts->all, host);
+    return host;
+}
+
 bool gate_hosts_put(struct gate_hosts *hosts, const struct hvi_mesh_host *said)
 {
     struct gate_host *host = find(hosts, said->node);
 
-    if (host == NULL) {
-        host = hosts->count < HVI_WIRE_NODES_MAX ? calloc(1, sizeof(*host)) : NULL;
-        if (host == NULL)
-            return false;
-        host->is.gone = true;
-        DL_APPEND(hosts->all, host);
-    }
+    if ((host == NULL || host->is.gone) && hosts->count >= HVI_WIRE_NODES_MAX)
+        return false;
+    if (host == NULL)
+        host = add(hosts);
+    if (host == NULL)
+        return false;
     hosts->count += host->is.gone;
+    hosts->gone -= host->is.gone;
     host->is = *said;
     host->is.gone = false;
     host->news = hosts->news = true;
@@ -76,6 +90,7 @@ void gate_hosts_drop(struct gate_hosts *hosts, uint64_t node, const char *why)
     if (host == NULL || host->is.gone)
         return;
     hosts->count--;
+    hosts->gone++;
     host->is.gone = true;
     snprintf(host->is.text, sizeof(host->is.text), "%s", why);
     host->news = hosts->news = true;
@@ -139,32 +154,38 @@ static void replace(struct step *step, const char *name)
 
     DL_FOREACH_SAFE(step->view->known.all, host, spare)
     {
-        if (strcmp(host->is.name, name) == 0 && find(step->list, host->is.node) == NULL)
+        if (host->unnamed && strcmp(host->is.name, name) == 0 &&
+            find(step->list, host->is.node) == NULL)
             go(step, host, "it has begun anew");
     }
 }
 
-static void come(struct step *step, const struct hvi_mesh_host *host)
+/* False: there is no room. */
+static bool come(struct step *step, const struct hvi_mesh_host *host)
 {
     replace(step, host->name);
     if (!gate_hosts_put(&step->view->known, host))
-        return;
+        return false;
     step->any = true;
     step->changed(step->user, host);
+    return true;
 }
 
-/* What the list says of one node. */
-static void take(struct step *step, const struct hvi_mesh_host *said)
+/* What the list says of one node. False: it is to be taken again. */
+static bool take(struct step *step, const struct hvi_mesh_host *said)
 {
     struct gate_host *known = find(&step->view->known, said->node);
 
+    if (known != NULL)
+        known->unnamed = false;
     if (known != NULL && said->gone)
         go(step, known, said->text);
     else if (known != NULL && strcmp(known->is.name, said->name) != 0) {
         go(step, known, "it has another name now");
-        come(step, said);
+        return come(step, said);
     } else if (known == NULL && !said->gone)
-        come(step, said);
+        return come(step, said);
+    return true;
 }
 
 static void tell_namesakes(struct step *step)
@@ -189,7 +210,8 @@ static void drop_unnamed(struct step *step, const struct gate_hosts *list, bool 
     step->view->waits = false;
     DL_FOREACH_SAFE(step->view->known.all, host, spare)
     {
-        if (list != NULL && find(list, host->is.node) != NULL)
+        host->unnamed = list == NULL || find(list, host->is.node) == NULL;
+        if (!host->unnamed)
             continue;
         if (settled)
             go(step, host,
@@ -202,16 +224,17 @@ static void drop_unnamed(struct step *step, const struct gate_hosts *list, bool 
 static void take_list(struct step *step, struct gate_hosts *list, bool whole)
 {
     struct gate_host *host, *spare;
+    bool all = true;
 
     if (list == NULL)
         return;
     DL_FOREACH_SAFE(list->all, host, spare)
     {
-        if (whole || host->news)
-            take(step, &host->is);
-        host->news = false;
+        host->news = (whole || host->news) && !take(step, &host->is);
+        all = all && !host->news;
     }
     gate_hosts_prune(list);
+    list->news = !all;
 }
 
 static bool is_settled(const struct gate_view *view, const struct gate_hosts *list, uint64_t now_ns)

@@ -21,12 +21,14 @@ struct gate_host {
     struct gate_host *prev, *next;
     struct hvi_mesh_host is; /* .gone: until the view has taken that */
     bool news;               /* the view has not looked at it yet */
+    bool unnamed;            /* in a view: the list had not named it when it was looked for */
     bool again;              /* in a view: a node of the same name has just gone */
 };
 
 struct gate_hosts {
     struct gate_host *all;
     uint32_t count;    /* of the nodes that are there */
+    uint32_t gone;     /* of those that have gone */
     uint64_t since_ns; /* when its source began, or was heard again */
     bool news;
     bool told; /* its source has said something; before that, the list is not followed */
@@ -34,7 +36,8 @@ struct gate_hosts {
 
 /* Empty, of a source that begins now and has said nothing yet. The list was zeros, or is freed. */
 void gate_hosts_begin(struct gate_hosts *hosts, uint64_t now_ns);
-/* There, with that name and text. Out of memory or over HVI_WIRE_NODES_MAX: nothing, and false. */
+/* There, with that name and text. Out of memory, or over HVI_WIRE_NODES_MAX with those there or those gone: nothing, and
+ * false. */
 bool gate_hosts_put(struct gate_hosts *hosts, const struct hvi_mesh_host *host);
 /* It has gone, and why. */
 void gate_hosts_drop(struct gate_hosts *hosts, uint64_t node, const char *why);

@@ -256,14 +256,67 @@ START_TEST(live_nodes_of_a_name_do_not_take_each_other_away)
 }
 END_TEST
 
-START_TEST(a_list_has_an_end)
+static void fill(struct gate_hosts *list, uint64_t from)
 {
     struct hvi_mesh_host host = {.name = "n"};
 
-    for (host.node = 1; host.node <= HVI_WIRE_NODES_MAX; host.node++)
-        ck_assert(gate_hosts_put(&first, &host));
+    for (host.node = from; host.node < from + HVI_WIRE_NODES_MAX; host.node++)
+        ck_assert(gate_hosts_put(list, &host));
+}
+
+START_TEST(a_list_has_an_end)
+{
+    struct hvi_mesh_host host = {.name = "n", .node = HVI_WIRE_NODES_MAX + 1};
+
+    fill(&first, 1);
     ck_assert(!gate_hosts_put(&first, &host));
     ck_assert_uint_eq(first.count, HVI_WIRE_NODES_MAX);
+    gate_hosts_drop(&first, 1, "it is silent");
+    ck_assert(gate_hosts_put(&first, &host));
+    host.node = 1;
+    ck_assert(!gate_hosts_put(&first, &host)); /* its place is taken */
+    ck_assert_uint_eq(first.count, HVI_WIRE_NODES_MAX);
+}
+END_TEST
+
+START_TEST(a_source_that_names_and_drops_nodes_without_end_is_stopped)
+{
+    struct hvi_mesh_host host = {.name = "n"};
+
+    for (host.node = 1; host.node <= HVI_WIRE_NODES_MAX; host.node++) {
+        ck_assert(gate_hosts_put(&first, &host));
+        gate_hosts_drop(&first, host.node, "it is silent");
+    }
+    ck_assert(!gate_hosts_put(&first, &host));
+    gate_hosts_prune(&first);
+    ck_assert(gate_hosts_put(&first, &host));
+    ck_assert_uint_eq(first.count, 1);
+}
+END_TEST
+
+static void count_changed(void *user, const struct hvi_mesh_host *host)
+{
+    int *counts = user;
+
+    counts[host->gone]++;
+}
+
+START_TEST(what_has_no_room_in_the_view_comes_when_there_is_room)
+{
+    int counts[2] = {0, 0};
+
+    fill(&first, 1);
+    ck_assert(gate_view_follow(&view, &first, now_ns, count_changed, counts));
+    ck_assert_int_eq(counts[0], HVI_WIRE_NODES_MAX);
+    now_ns += HVI_NS_SEC;
+    begin_anew(&first);
+    put(&first, HVI_WIRE_NODES_MAX + 1, "other");
+    ck_assert(!gate_view_follow(&view, &first, now_ns, count_changed, counts));
+    now_ns += SETTLE;
+    ck_assert(gate_view_follow(&view, &first, now_ns, count_changed, counts));
+    ck_assert_int_eq(counts[0], HVI_WIRE_NODES_MAX + 1);
+    ck_assert_int_eq(counts[1], HVI_WIRE_NODES_MAX);
+    expect(&first, "");
 }
 END_TEST
 
@@ -288,6 +341,8 @@ int main(void)
     tcase_add_test(tests, two_nodes_of_a_name_that_go_together_are_gone);
     tcase_add_test(tests, live_nodes_of_a_name_do_not_take_each_other_away);
     tcase_add_test(tests, a_list_has_an_end);
+    tcase_add_test(tests, a_source_that_names_and_drops_nodes_without_end_is_stopped);
+    tcase_add_test(tests, what_has_no_room_in_the_view_comes_when_there_is_room);
     suite_add_tcase(suite, tests);
     return hvt_run_suite(suite);
 }
