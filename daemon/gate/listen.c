@@ -27,6 +27,7 @@ struct mesh_peer {
     char name[HVI_WIRE_NODE_NAME], version[HVI_WIRE_SHORT_TEXT];
     char announced[HVI_WIRE_NODE_ADDRESS], seen[HVI_WIRE_NODE_ADDRESS];
     bool greeted; /* it has said hello */
+    bool told;    /* in this conversation: all hosts there are */
     uint64_t since_ns;
     struct gate_talk talk;
     int connection; /* its last message's */
@@ -330,7 +331,9 @@ static void handle_hello(struct mesh_peer *peer, const struct hvi_mesh_hello *he
             "node=%s name=%s address=%s announced=%s dialed=%s version=%s", peer->route, peer->name,
             peer->seen, peer->announced, hello->dialed, peer->version);
     put_host(peer);
-    say_all_hosts(peer);
+    if (!peer->told)
+        say_all_hosts(peer);
+    peer->told = true;
 }
 
 static void handle_body(struct mesh_peer *peer, struct hvi_mesh_msg *msg)
@@ -412,8 +415,10 @@ static void take(struct gate_mesh *mesh, struct hvi_mesh_msg *msg, const struct 
         return;
     }
     news = gate_talk_take(&peer->talk, msg, mesh_random());
-    if ((news & GATE_TALK_ANEW) != 0)
+    if ((news & GATE_TALK_ANEW) != 0) {
         gate_rendezvous_forget(&mesh->rendezvous, peer->node);
+        peer->told = false;
+    }
     if ((news & GATE_TALK_BODY) != 0)
         handle_body(peer, msg);
     flush_all(mesh);

@@ -598,6 +598,38 @@ START_TEST(more_nodes_than_fit_into_a_message_are_told_in_several)
 }
 END_TEST
 
+START_TEST(a_hello_that_is_repeated_is_not_answered_with_all_hosts_again)
+{
+    uint32_t port = listen_at(&sides[0]);
+    void *zmq = stranger_join(port, &stranger_key, "00000000000000aa");
+    struct hvi_mesh_msg again = message(HVI_MESH_HELLO, 0xaa, 2), heard_msg;
+
+    say_hello(zmq, 0xaa, "liar");
+    heard_msg = stranger_wait(zmq, HVI_MESH_HOSTS);
+    ck_assert_uint_eq(heard_msg.number, 1);
+    again.peer_talk = heard_msg.talk;
+    again.heard = 1;
+    hvi_mesh_msg_free(&heard_msg);
+    snprintf(again.hello.name, sizeof(again.hello.name), "liar");
+    wait_known(&sides[0], 1);
+    heard_msg = stranger_wait(zmq, HVI_MESH_HOSTS); /* the liar itself, as all are told */
+    ck_assert_uint_eq(heard_msg.hosts.host_count, 1);
+    hvi_mesh_msg_free(&heard_msg);
+    again.heard = 2;
+    send_msg(zmq, &again);
+    wait_log("a node has joined the mesh", 2);
+    for (int i = 0; i < 10; i++) { /* signs of life */
+        heard_msg = stranger_hear(zmq);
+        ck_assert(heard_msg.kind != HVI_MESH_HOSTS || heard_msg.number <= 2);
+        again.number = 0;
+        again.kind = HVI_MESH_NONE;
+        send_msg(zmq, &again);
+        hvi_mesh_msg_free(&heard_msg);
+    }
+    zmq_close(zmq);
+}
+END_TEST
+
 START_TEST(what_an_engine_has_withdrawn_nobody_meets)
 {
     uint32_t port = listen_at(&sides[0]);
@@ -2123,6 +2155,7 @@ static void add_meeting(Suite *suite)
     tcase_add_test(tcase, each_gate_tells_which_nodes_it_knows_and_with_which_jobs);
     tcase_add_test(tcase, a_gate_that_joins_knows_the_nodes_that_the_rendezvous_knows);
     tcase_add_test(tcase, more_nodes_than_fit_into_a_message_are_told_in_several);
+    tcase_add_test(tcase, a_hello_that_is_repeated_is_not_answered_with_all_hosts_again);
     tcase_add_test(tcase, what_an_engine_has_withdrawn_nobody_meets);
     tcase_add_test(tcase, nodes_that_wait_hear_why_a_rank_of_another_one_is_gone);
     tcase_add_test(tcase, a_rank_that_goes_before_the_rendezvous_is_reached_is_named_later);
