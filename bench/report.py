@@ -59,7 +59,7 @@ def rival_text(results: Results, bar: Bar, verdict: Verdict) -> str:
     if verdict.rival is None:
         return "–"
     name, figure = verdict.rival
-    text = f"{name} {amount(figure)}"
+    text = f"{name} {amount(figure, measure_of(bar).op)}"
     if bar.kind == "share-of-onepass" and verdict.ours:
         others = [(who, results.figure(bar.measure, who)) for who in REFERENCES if who != name]
         text += "".join(f" ({who} {amount(time)}: {time / verdict.ours:.0%})" for who, time in others if time)

@@ -378,6 +378,14 @@ def test_an_idle_engine_is_judged_beside_bare_beats():
     assert verdict.good == [True, False] and "2x the time of beats" in verdict.bar
 
 
+def test_the_share_of_a_rival_is_a_share(report):
+    lines = [line("nodes-idle-2x1", who, share) for who, share in (("hvdd-shared", 0.05), ("beats", 0.03))]
+    (report / "raw.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines), encoding="utf-8")
+    subprocess.run([sys.executable, str(BENCH / "report.py"), str(report)], capture_output=True, timeout=scaled(60), check=True)
+    row = cells(report, "CPU of an engine while idle, 2 nodes x 1 np=2, shared: ≤2x the time of beats")
+    assert row[1:] == ["0.05 %", "beats 0.03 %", "1.67x", "holds"], row
+
+
 def test_between_nodes_the_ring_is_measured_and_a_job_that_is_refused_says_so(tmp_path, make_nodes):
     assert make_nodes  # or this is skipped
     done = compare(tmp_path, "--nodes", "--peers", "none", "--only", "nodes-allreduce-4B-2x2")
