@@ -102,6 +102,8 @@ void ctl_json_version(const struct ctl *ctl, const char *daemon_version);
 
 /* A request of this kind that says nothing else. */
 struct hvd_admin_request ctl_request(enum hvd_admin_kind kind);
+/* CTL_OK with an admin to close, or the exit code after a complaint. */
+int ctl_open(const struct ctl *ctl, struct hvd_admin **admin_p);
 /* Asks; CTL_OK with a reply to free, or the exit code after a complaint. */
 int ctl_ask(const struct ctl *ctl, const struct hvd_admin_request *request,
             struct hvd_admin_answer **reply_p);

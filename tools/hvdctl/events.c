@@ -31,14 +31,11 @@ static const char *name_of(enum hvd_admin_event_kind kind)
 static int subscribe(const struct ctl *ctl, struct hvd_admin_events **events_p)
 {
     struct hvd_admin *admin = NULL;
-    int status = hvd_admin_open(ctl->address, &admin);
-    if (status == HVD_ERR_INVALID) {
-        ctl_complain(ctl, status, "%s", hvd_admin_last_error());
-        return CTL_USAGE;
-    }
-    if (status == HVD_OK)
-        status = hvd_admin_subscribe(admin, (int64_t)ctl->timeout_ns, events_p);
-    const int code = status == HVD_OK ? CTL_OK : ctl_explain(ctl, status);
+    int code = ctl_open(ctl, &admin);
+    if (code != CTL_OK)
+        return code;
+    const int status = hvd_admin_subscribe(admin, (int64_t)ctl->timeout_ns, events_p);
+    code = status == HVD_OK ? CTL_OK : ctl_explain(ctl, status);
     hvd_admin_close(admin);
     return code;
 }

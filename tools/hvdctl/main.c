@@ -99,18 +99,25 @@ struct hvd_admin_request ctl_request(enum hvd_admin_kind kind)
     return request;
 }
 
-int ctl_ask(const struct ctl *ctl, const struct hvd_admin_request *request,
-            struct hvd_admin_answer **reply_p)
+int ctl_open(const struct ctl *ctl, struct hvd_admin **admin_p)
 {
-    struct hvd_admin *admin = NULL;
-    int status = hvd_admin_open(ctl->address, &admin);
+    const int status = hvd_admin_open(ctl->address, admin_p);
     if (status == HVI_ERR_INVALID) {
         ctl_complain(ctl, status, "%s", hvd_admin_last_error());
         return CTL_USAGE;
     }
-    if (status == HVI_OK)
-        status = hvd_admin_ask(admin, request, (int64_t)ctl->timeout_ns, reply_p);
-    const int code = status == HVI_OK ? CTL_OK : ctl_explain(ctl, status);
+    return status == HVI_OK ? CTL_OK : ctl_explain(ctl, status);
+}
+
+int ctl_ask(const struct ctl *ctl, const struct hvd_admin_request *request,
+            struct hvd_admin_answer **reply_p)
+{
+    struct hvd_admin *admin = NULL;
+    int code = ctl_open(ctl, &admin);
+    if (code != CTL_OK)
+        return code;
+    const int status = hvd_admin_ask(admin, request, (int64_t)ctl->timeout_ns, reply_p);
+    code = status == HVI_OK ? CTL_OK : ctl_explain(ctl, status);
     hvd_admin_close(admin);
     return code;
 }
