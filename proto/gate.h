@@ -153,6 +153,7 @@ struct hvi_mesh_host {
 struct hvi_mesh_hosts {
     struct hvi_mesh_host *hosts; /* allocated by decode */
     size_t host_count;
+    bool anew; /* what was told before counts no more */
 };
 
 /* Numbers equal the field numbers of MeshMessage.body. */

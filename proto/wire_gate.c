@@ -233,6 +233,7 @@ static const struct wire_table mesh_host = TABLE(mesh_host, mesh_host_fields, 0)
 
 static const struct wire_field mesh_hosts_fields[] = {
     LIST(1, hvi_mesh_hosts, hosts, host_count, WIRE_ROWS, HVI_MESH_HOSTS_MAX, &mesh_host),
+    FLAG(2, hvi_mesh_hosts, anew),
 };
 static const struct wire_table mesh_hosts = TABLE(mesh_hosts, mesh_hosts_fields, 0);
 

@@ -531,6 +531,8 @@ static void tell_joined(struct mesh_seed *seed)
 /* A rendezvous need not know where it was found. */
 static void handle_hosts(struct mesh_seed *seed, uint64_t from, struct hvi_mesh_hosts *said)
 {
+    if (said->anew)
+        gate_hosts_begin(&seed->hosts, hvi_clock_ns());
     seed->hosts.told = seed->hosts.news = true;
     for (size_t i = 0; i < said->host_count; i++) {
         struct hvi_mesh_host *host = &said->hosts[i];
@@ -599,10 +601,8 @@ static void take(struct mesh_seed *seed, struct hvi_mesh_msg *msg)
     seed->failure[0] = '\0';
     seed->unsaid_ns = 0;
     news = gate_talk_take(&seed->talk, msg, mesh_random());
-    if ((news & GATE_TALK_ANEW) != 0) {
-        gate_hosts_begin(&seed->hosts, hvi_clock_ns());
+    if ((news & GATE_TALK_ANEW) != 0)
         say_everything(seed);
-    }
     if ((news & GATE_TALK_BODY) != 0)
         handle_body(seed, msg);
     flush(seed);

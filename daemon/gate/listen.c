@@ -28,6 +28,7 @@ struct mesh_peer {
     char announced[HVI_WIRE_NODE_ADDRESS], seen[HVI_WIRE_NODE_ADDRESS];
     bool greeted; /* it has said hello */
     bool told;    /* in this conversation: all hosts there are */
+    bool behind;  /* a change could not be queued: all are to be told anew */
     uint64_t since_ns;
     struct gate_talk talk;
     int connection; /* its last message's */
@@ -266,15 +267,20 @@ static void put_host(struct mesh_peer *peer)
     (void)gate_hosts_put(&peer->mesh->hosts, &host); /* there is room for all peers */
 }
 
-static void say_hosts(struct mesh_peer *peer, const struct hvi_mesh_host *hosts, size_t count)
+/* A node that misses one change would never know it: nothing more is said until all can be, anew. */
+static void say_hosts(struct mesh_peer *peer, const struct hvi_mesh_host *hosts, size_t count,
+                      bool anew)
 {
-    struct hvi_mesh_msg msg = {.kind = HVI_MESH_HOSTS, .hosts = {.host_count = count}};
+    struct hvi_mesh_msg msg = {.kind = HVI_MESH_HOSTS,
+                               .hosts = {.host_count = count, .anew = anew}};
 
+    if (peer->behind && !anew)
+        return;
     msg.hosts.hosts = malloc(count * sizeof(*hosts));
-    if (msg.hosts.hosts == NULL)
-        return; /* it learns of them when it comes again */
-    memcpy(msg.hosts.hosts, hosts, count * sizeof(*hosts));
-    if (gate_talk_say(&peer->talk, &msg) != HVI_OK)
+    if (msg.hosts.hosts != NULL)
+        memcpy(msg.hosts.hosts, hosts, count * sizeof(*hosts));
+    peer->behind = msg.hosts.hosts == NULL || gate_talk_say(&peer->talk, &msg) != HVI_OK;
+    if (peer->behind)
         mesh_log_refused(peer->mesh, "a node confirms nothing of what it is told", peer->seen);
 }
 
@@ -285,18 +291,20 @@ static void say_all_hosts(struct mesh_peer *peer)
     struct hvi_mesh_host some[HOSTS_AT_ONCE] = {{.node = mesh->gate->start.node}};
     const struct gate_host *host;
     size_t count = 1;
+    bool anew = true;
 
     snprintf(some[0].name, sizeof(some[0].name), "%s", mesh->name);
     snprintf(some[0].text, sizeof(some[0].text), "%s", mesh->rendezvous.own_address);
     DL_FOREACH(mesh->view.known.all, host)
     {
         if (count == HOSTS_AT_ONCE) {
-            say_hosts(peer, some, count);
+            say_hosts(peer, some, count, anew);
+            anew = false;
             count = 0;
         }
         some[count++] = host->is;
     }
-    say_hosts(peer, some, count);
+    say_hosts(peer, some, count, anew);
 }
 
 void mesh_listen_hosts(struct gate_mesh *mesh, const struct hvi_mesh_host *hosts, size_t count)
@@ -306,7 +314,7 @@ void mesh_listen_hosts(struct gate_mesh *mesh, const struct hvi_mesh_host *hosts
     DL_FOREACH(mesh->peers, peer)
     {
         if (peer->greeted && !peer->refused)
-            say_hosts(peer, hosts, count);
+            say_hosts(peer, hosts, count, false);
     }
     flush_all(mesh);
 }
@@ -417,7 +425,7 @@ static void take(struct gate_mesh *mesh, struct hvi_mesh_msg *msg, const struct 
     news = gate_talk_take(&peer->talk, msg, mesh_random());
     if ((news & GATE_TALK_ANEW) != 0) {
         gate_rendezvous_forget(&mesh->rendezvous, peer->node);
-        peer->told = false;
+        peer->told = peer->behind = false;
     }
     if ((news & GATE_TALK_BODY) != 0)
         handle_body(peer, msg);
@@ -598,6 +606,8 @@ void mesh_listen_tick(struct gate_mesh *mesh, uint64_t now_ns)
     gate_rendezvous_tick(&mesh->rendezvous, now_ns);
     DL_FOREACH_SAFE(mesh->peers, peer, spare)
     {
+        if (peer->behind && gate_talk_has_heard(&peer->talk, peer->talk.said))
+            say_all_hosts(peer);
         if (now_ns <= peer->heard_ns || now_ns - peer->heard_ns < MESH_SILENT_NS)
             continue;
         HVI_LOG(HVI_LOG_INFO, "mesh", "node-silent", "a node has not been heard and is forgotten",

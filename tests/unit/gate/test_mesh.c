@@ -598,6 +598,35 @@ START_TEST(more_nodes_than_fit_into_a_message_are_told_in_several)
 }
 END_TEST
 
+START_TEST(a_node_for_which_a_change_could_not_be_queued_is_told_all_anew)
+{
+    uint32_t port = listen_at(&sides[0]);
+    struct hvi_mesh_host host = {.node = 1000, .name = "ghost", .text = "10.0.0.9"};
+    static struct hvi_mesh_host
+        unknown[HVI_MESH_HOSTS_MAX]; /* that they have gone changes nothing */
+    const struct gate_host *told;
+
+    join_at(&sides[1], port);
+    wait_known(&sides[1], 1);
+    mesh_listen_hosts(sides[0].gate.mesh, &host, 1);
+    wait_known(&sides[1], 2);
+    for (size_t i = 0; i < HVI_MESH_HOSTS_MAX; i++)
+        unknown[i] = (struct hvi_mesh_host){.node = 2000 + i, .name = "n", .gone = true};
+    for (size_t i = 0; i <= GATE_TALK_BYTES_MAX / sizeof(unknown); i++)
+        mesh_listen_hosts(sides[0].gate.mesh, unknown, HVI_MESH_HOSTS_MAX);
+    unknown[0].node = 1000;
+    mesh_listen_hosts(sides[0].gate.mesh, unknown, HVI_MESH_HOSTS_MAX);
+    wait_log("a node confirms nothing of what it is told", 1);
+    host = (struct hvi_mesh_host){.node = 3000, .name = "late", .text = "10.0.0.9"};
+    ck_assert(gate_hosts_put(&sides[0].gate.mesh->view.known, &host));
+    wait_known(&sides[1], 3);
+    ck_assert(knows(&sides[1], "alpha") && knows(&sides[1], "late"));
+    for (told = mesh_join_hosts(sides[1].gate.mesh)->all; told != NULL; told = told->next)
+        ck_assert_str_ne(told->is.name, "ghost");
+    ck_assert(sides[1].gate.mesh->view.waits); /* until the list has settled */
+}
+END_TEST
+
 START_TEST(a_hello_that_is_repeated_is_not_answered_with_all_hosts_again)
 {
     uint32_t port = listen_at(&sides[0]);
@@ -2155,6 +2184,7 @@ static void add_meeting(Suite *suite)
     tcase_add_test(tcase, each_gate_tells_which_nodes_it_knows_and_with_which_jobs);
     tcase_add_test(tcase, a_gate_that_joins_knows_the_nodes_that_the_rendezvous_knows);
     tcase_add_test(tcase, more_nodes_than_fit_into_a_message_are_told_in_several);
+    tcase_add_test(tcase, a_node_for_which_a_change_could_not_be_queued_is_told_all_anew);
     tcase_add_test(tcase, a_hello_that_is_repeated_is_not_answered_with_all_hosts_again);
     tcase_add_test(tcase, what_an_engine_has_withdrawn_nobody_meets);
     tcase_add_test(tcase, nodes_that_wait_hear_why_a_rank_of_another_one_is_gone);

@@ -131,8 +131,8 @@ static void sample_mesh(enum hvi_mesh_kind kind)
         mesh.reply = (struct hvi_mesh_reply){
             .ticket = 5, .part = data, .part_bytes = HVI_GATE_PART_MAX, .more = true};
     if (kind == HVI_MESH_HOSTS)
-        mesh.hosts =
-            (struct hvi_mesh_hosts){.hosts = full_hosts(), .host_count = HVI_MESH_HOSTS_MAX};
+        mesh.hosts = (struct hvi_mesh_hosts){
+            .hosts = full_hosts(), .host_count = HVI_MESH_HOSTS_MAX, .anew = true};
 }
 
 static int encode_gate(void)
