@@ -11,7 +11,7 @@
 # tensorflow  hvd.tensorflow and hvd.keras on TensorFlow 2.15, and with Keras 2 and optimizers of TensorFlow 1 on the newest
 # slow        what takes minutes: other numbers of ranks on PyTorch, integration.bench and .regress, property.selftest
 # huge        tensors of more than 4 GiB
-# launchers   jobs on two nodes that torchrun, Open MPI, Slurm and MPICH have started
+# launchers   jobs on two nodes that torchrun, Open MPI, Slurm, MPICH and Intel MPI have started
 # nodes       scripts/nodes.sh: scripts for Horovod on PyTorch, TensorFlow and Keras, and a C program, on two nodes; a cut cable
 # gpus        ops on memory of GPUs of two nodes, on the fake driver: all layouts
 # ucx         jobs on several nodes over UCX: the contract suite, every fault, every op

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that other launchers have started on two nodes: real torchrun, Open MPI, Slurm and MPICH. No hvdrun and no hvdd is there before.
+"""Ranks that other launchers have started on two nodes: real torchrun, Open MPI, Slurm, MPICH and Intel MPI. No hvdrun and no hvdd is there before.
 
 Every rank has HVD_RENDEZVOUS and HVD_KEY_FILE; nothing else is done for hvd."""
 from __future__ import annotations
@@ -175,21 +175,26 @@ def test_srun_with_more_tasks_on_one_node(nodes, slurm):
 
 # ---- hydra ----
 
-@pytest.fixture
-def hydra() -> pathlib.Path:
-    """MPICH's, from PyPI into the build folder, once. In the environment of the tests it would take the place of Open MPI's mpirun."""
-    place = BUILD / "mpich"
-    with (BUILD / "mpich.lock").open("w") as lock:
+#: MPICH's hydra and Intel MPI's: the package in PyPI, and how it is told to use ssh.
+HYDRAS = {"mpich": "-launcher", "impi-rt": "-bootstrap"}
+
+
+@pytest.fixture(params=HYDRAS)
+def hydra(request) -> list[str]:
+    """From PyPI into the build folder, once. In the environment of the tests it would take the place of Open MPI's mpirun."""
+    place = BUILD / request.param
+    with (BUILD / f"{request.param}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (place / "bin" / "mpiexec.hydra").exists():
+        program = next(place.rglob("mpiexec.hydra"), None)
+        if program is None:
             subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps",
-                            "--target", str(place), "mpich"], check=True, timeout=300, env=clean_environment(PYTHONPATH=""))
-    return place / "bin" / "mpiexec.hydra"
+                            "--target", str(place), request.param], check=True, timeout=300, env=clean_environment(PYTHONPATH=""))
+            program = next(place.rglob("mpiexec.hydra"))
+    return [str(program), HYDRAS[request.param], "ssh"]
 
 
 def test_hydra(nodes, hydra):
-    done = start(nodes, [str(hydra), "-launcher", "ssh", "-iface", "eth0", "-hosts", "n1,n2", "-ppn", "2", "-np", "4",
-                         sys.executable, WHO])
+    done = start(nodes, [*hydra, "-iface", "eth0", "-hosts", "n1,n2", "-ppn", "2", "-np", "4", sys.executable, WHO])
     assert said(done) == THERE
 
 
