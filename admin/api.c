@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * What hvd_admin.h declares, over client.c: the handle, one question, sentences. */
+#include "admin/api.h"
+
 #include "admin/address.h"
 #include "admin/answer.h"
 #include "admin/client.h"
@@ -99,7 +101,24 @@ const char *hvd_admin_address(const struct hvd_admin *admin)
     return admin != NULL ? admin->dir : "";
 }
 
+int admin_check_handle(const struct hvd_admin *admin)
+{
+    if (admin->pid == getpid())
+        return HVI_OK;
+    return admin_error(HVI_ERR_FORKED,
+                       "this handle is the parent process'; open one in this process");
+}
+
 /* ---- one question ---- */
+
+int admin_check_job(const char *job)
+{
+    if (job != NULL && hvi_job_id_valid(job))
+        return HVI_OK;
+    return admin_error(HVI_ERR_INVALID,
+                       "'%.200s' is no job id: 1 to %d letters, digits or any of . _ : @ -",
+                       job != NULL ? job : "", HVI_JOB_ID_MAX);
+}
 
 /* Whose, and which: limits have an owner and no job. */
 static int copy_job(const struct hvd_admin_request *request, struct hvi_admin_request *wire_p)
@@ -110,12 +129,10 @@ static int copy_job(const struct hvd_admin_request *request, struct hvi_admin_re
     wire_p->owner = wire_p->of_owner ? (uint32_t)request->owner : 0;
     if (request->job == NULL)
         return HVI_OK;
-    if (!hvi_job_id_valid(request->job))
-        return admin_error(HVI_ERR_INVALID,
-                           "'%.200s' is no job id: 1 to %d letters, digits or any of . _ : @ -",
-                           request->job, HVI_JOB_ID_MAX);
-    snprintf(wire_p->job, sizeof wire_p->job, "%s", request->job);
-    return HVI_OK;
+    const int status = admin_check_job(request->job);
+    if (status == HVI_OK)
+        snprintf(wire_p->job, sizeof wire_p->job, "%s", request->job);
+    return status;
 }
 
 /* The request of a program that was built against another version: what it does not have is 0, and what only it has must
@@ -208,10 +225,9 @@ int hvd_admin_ask(struct hvd_admin *admin, const struct hvd_admin_request *reque
     struct hvd_admin_request known;
     struct hvi_admin_request wire;
     struct hvi_admin_reply reply;
-    if (admin->pid != getpid())
-        return admin_error(HVI_ERR_FORKED,
-                           "this handle is the parent process'; open one in this process");
-    int status = read_request(request, &known);
+    int status = admin_check_handle(admin);
+    if (status == HVI_OK)
+        status = read_request(request, &known);
     if (status == HVI_OK)
         status = to_wire(&known, &wire);
     if (status != HVI_OK)

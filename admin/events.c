@@ -6,6 +6,7 @@
  * the eventfd saying what is true: something waits, or nothing. So the epoll is readable as long as something may wait.
  *
  * A connection that ends takes events along, and nobody knows how many. That is an event as well. */
+#include "admin/api.h"
 #include "admin/client.h"
 #include "admin/error.h"
 #include "hvd/hvd_admin.h"
@@ -194,13 +195,16 @@ static int subscribe(struct hvd_admin_events *events, int64_t timeout_ns)
 int hvd_admin_subscribe(const struct hvd_admin *admin, int64_t timeout_ns,
                         struct hvd_admin_events **events_p)
 {
+    int status = admin_check_handle(admin);
+    if (status != HVI_OK)
+        return status;
     struct hvd_admin_events *events = calloc(1, sizeof *events);
     if (events == NULL)
         return admin_error(HVI_ERR_NO_MEMORY, "%s", hvi_status_text(HVI_ERR_NO_MEMORY));
     events->pid = getpid();
     events->epoll_fd = events->more_fd = -1;
     snprintf(events->dir, sizeof events->dir, "%s", hvd_admin_address(admin));
-    const int status = subscribe(events, timeout_ns);
+    status = subscribe(events, timeout_ns);
     if (status != HVI_OK) {
         hvd_admin_events_close(events);
         return status;

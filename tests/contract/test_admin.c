@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define SOON_NS (20 * (int64_t)HVI_NS_SEC)
@@ -197,6 +198,58 @@ START_TEST(a_running_job_is_seen_with_its_ranks_and_ops)
     ck_assert_int_eq(answer->traces[0]->status, HVD_OK);
     ck_assert_uint_ge(answer->traces[0]->done_ns, answer->traces[0]->submit_ns);
     close_ranks();
+}
+END_TEST
+
+/* How long the file is. */
+static long file_bytes(const char *path)
+{
+    struct stat status;
+    ck_assert_int_eq(stat(path, &status), 0);
+    return (long)status.st_size;
+}
+
+START_TEST(a_timeline_is_written_into_the_callers_file)
+{
+    char path[128];
+    snprintf(path, sizeof path, "%s/timeline.json", node.folder);
+    open_ranks("drawn");
+    ck_assert_msg(hvd_admin_timeline_start(admin, "drawn", HVD_ADMIN_ANY, path, 0, SOON_NS) ==
+                      HVD_OK,
+                  "%s", hvd_admin_last_error());
+    ck_assert_int_eq(hvd_admin_timeline_start(admin, "drawn", getuid(), path, 0, SOON_NS),
+                     HVD_ERR_EXISTS);
+    expect(HVD_ERR_EXISTS, "already");
+    reduce_once("grad");
+    ck_assert_int_eq(hvd_admin_timeline_stop(admin, "drawn", HVD_ADMIN_ANY, SOON_NS), HVD_OK);
+    const long drawn = file_bytes(path);
+    ck_assert_int_gt(drawn, 100);
+    reduce_once("grad");
+    ck_assert_int_eq(hvd_admin_timeline_stop(admin, "drawn", HVD_ADMIN_ANY, SOON_NS), HVD_OK);
+    ck_assert_int_eq(file_bytes(path), drawn);
+    close_ranks();
+    unlink(path);
+}
+END_TEST
+
+START_TEST(a_timeline_that_cannot_be_is_an_error_with_a_sentence)
+{
+    ck_assert_int_eq(
+        hvd_admin_timeline_start(admin, "no/job", HVD_ADMIN_ANY, "/dev/null", 0, SOON_NS),
+        HVD_ERR_INVALID);
+    expect(HVD_ERR_INVALID, "'no/job' is no job id");
+    ck_assert_int_eq(
+        hvd_admin_timeline_start(admin, "nobody", HVD_ADMIN_ANY, "/no/where", 0, SOON_NS),
+        HVD_ERR_INVALID);
+    expect(HVD_ERR_INVALID, "cannot open /no/where");
+    ck_assert_int_eq(hvd_admin_timeline_start(admin, "nobody", HVD_ADMIN_ANY, NULL, 0, SOON_NS),
+                     HVD_ERR_INVALID);
+    ck_assert_int_eq(
+        hvd_admin_timeline_start(admin, "nobody", HVD_ADMIN_ANY, "/dev/null", 0, SOON_NS),
+        HVD_ERR_NOT_FOUND);
+    ck_assert_int_eq(hvd_admin_timeline_stop(admin, NULL, HVD_ADMIN_ANY, SOON_NS), HVD_ERR_INVALID);
+    ck_assert_int_eq(hvd_admin_timeline_stop(admin, "nobody", HVD_ADMIN_ANY, SOON_NS),
+                     HVD_ERR_NOT_FOUND);
 }
 END_TEST
 
@@ -601,6 +654,8 @@ int main(void)
     tcase_add_checked_fixture(tests, set_up, tear_down);
     tcase_add_test(tests, status_is_of_the_hvdd_that_was_found);
     tcase_add_test(tests, a_running_job_is_seen_with_its_ranks_and_ops);
+    tcase_add_test(tests, a_timeline_is_written_into_the_callers_file);
+    tcase_add_test(tests, a_timeline_that_cannot_be_is_an_error_with_a_sentence);
     tcase_add_test(tests, an_answer_outlives_its_handle);
     tcase_add_test(tests, a_stall_names_who_is_missing);
     tcase_add_test(tests, a_job_that_is_stopped_tells_its_ranks_why);

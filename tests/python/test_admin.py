@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """hvd.admin beside a real hvdd."""
+import json
 import os
 import re
 import select
@@ -99,6 +100,18 @@ def test_a_job_is_seen_as_it_is(daemon, admin):
     assert "enough" in outcome.text
 
 
+def test_a_timeline_is_written_while_it_is_wanted(daemon, admin, tmp_path):
+    job, path = Job(daemon, 2, name="drawn"), tmp_path / "trace.json"
+    admin.timeline_start("drawn", path, mark_cycles=True)
+    with pytest.raises(RuntimeError, match="already"):
+        admin.timeline_start("drawn", tmp_path / "other.json")
+    job.run("barrier", name="x")
+    admin.timeline_stop("drawn")
+    names = [event.get("name") for event in json.loads(path.read_text(encoding="utf-8"))]
+    assert "NEGOTIATE_BARRIER" in names and "CYCLE_START" in names
+    admin.timeline_stop("drawn")  # there is none
+
+
 def test_a_killed_rank_is_an_event(daemon, admin):
     daemon.allow("rank-lost", "session-ended", "rank-ended")
     with admin.events() as events:
@@ -131,8 +144,11 @@ def test_a_node_that_comes_and_goes_changes_the_hosts(tmp_path):
 @pytest.mark.parametrize("wrong,error,text", [
     (lambda admin: admin.ranks("nobody"), LookupError, "no job 'nobody' runs here"),
     (lambda admin: admin.ranks("no/job"), ValueError, "is no job id"),
+    (lambda admin: admin.timeline_start("nobody", "/dev/null"), LookupError, "no job 'nobody' runs here"),
+    (lambda admin: admin.timeline_start("nobody", "/nonexistent/x"), ValueError, "cannot open /nonexistent/x: No such file"),
+    (lambda admin: admin.timeline_stop("no/job"), ValueError, "is no job id"),
     (lambda admin: hvd.admin.Admin("/nonexistent/hvdd"), ConnectionError, re.escape("/nonexistent/hvdd (nothing there)")),
-], ids=["no-such-job", "no-job-id", "no-hvdd"])
+], ids=["no-such-job", "no-job-id", "no-job-to-draw", "no-file", "no-job-id-to-draw", "no-hvdd"])
 def test_a_refusal_is_an_exception_with_the_librarys_sentence(admin, wrong, error, text):
     with pytest.raises(error, match=text):
         wrong(admin)

@@ -33,7 +33,9 @@
  *   Versions  Numbers are frozen. The structures that the library fills in (rows, answers) only grow,
  *             at their end, and it hands out pointers to them. hvd_admin_request says its size: of an
  *             older program's what it does not have is 0, and a newer one's is refused where what
- *             this version does not know is not 0. hvd_admin_place never grows. */
+ *             this version does not know is not 0. hvd_admin_place never grows. What a header has that
+ *             the one before had not begins a new HVD_ADMIN_VERSION_MINOR once that one is released: a
+ *             program that may meet an older library compares hvd_admin_version() first. */
 #ifndef HVD_HVD_ADMIN_H
 #define HVD_HVD_ADMIN_H
 
@@ -370,6 +372,19 @@ HVD_API int hvd_admin_events_next(struct hvd_admin_events *events, int64_t timeo
 HVD_API int hvd_admin_events_fd(const struct hvd_admin_events *events);
 /* NULL is fine. */
 HVD_API void hvd_admin_events_close(struct hvd_admin_events *events);
+
+/* ---- timelines ------------------------------------------------------------------------------- */
+
+/* Begins a timeline of a job, on all its nodes: a Chrome trace (Perfetto) with the phases of every tensor, as
+ * hvd_timeline_start of hvd.h writes one. `job`, `owner`: as in hvd_admin_request. `path` is opened with the rights of this
+ * process and written by the job's engine here; a regular file is emptied, and is valid JSON at every moment. `mark_cycles`: also
+ * every pass of the engine that found work. Blocks up to timeout_ns. HVD_ERR_EXISTS: the job writes one already; HVD_ERR_INVALID: the
+ * file cannot be opened or written, or the job id is none; else as hvd_admin_ask. */
+HVD_API int hvd_admin_timeline_start(const struct hvd_admin *admin, const char *job, int64_t owner,
+                                     const char *path, int mark_cycles, int64_t timeout_ns);
+/* Completes and closes the file, which may be another node's; HVD_OK also where no timeline is being written. Blocks up to timeout_ns. */
+HVD_API int hvd_admin_timeline_stop(const struct hvd_admin *admin, const char *job, int64_t owner,
+                                    int64_t timeout_ns);
 
 /* ---- text ------------------------------------------------------------------------------------ */
 

@@ -12,7 +12,7 @@
 
 static struct hvi_timeline_request asked;
 static bool has_file;
-static int listener = -1;
+static int listener = -1, admin = -1;
 
 /* ---- hvdd ---- */
 
@@ -23,6 +23,20 @@ struct scene {
     bool unasked; /* it wants no file */
     bool old;     /* it wants the file with the first message */
 };
+
+/* That there is a hvdd is seen by its admin socket, at which nothing is asked. */
+static void open_admin(void)
+{
+    hvt_program_setup();
+    admin = hvt_listen(hvt_root, "admin.sock", SOCK_STREAM);
+}
+
+static void close_admin(void)
+{
+    close(admin);
+    unlink(hvt_path("admin.sock"));
+    hvt_program_teardown();
+}
 
 /* The request into `asked`; into its file a word. */
 static void take_request(int fd)
@@ -214,7 +228,7 @@ START_TEST(a_hvdd_that_is_silent_or_goes_is_no_daemon)
     hvt_expect_error(HVI_ERR_TIMEOUT);
     run_scene((struct scene){0}, "timeline digits stop --json");
     hvt_expect_end(3, "did not answer: ");
-    hvt_expect_error(HVI_ERR_CLOSED);
+    hvt_expect_error(HVI_ERR_NO_DAEMON);
 }
 END_TEST
 
@@ -224,6 +238,10 @@ START_TEST(without_a_hvdd_the_directory_is_named)
 {
     hvt_run("timeline digits stop --json");
     hvt_expect_end(3, "hvdctl: no hvdd answers in /tmp/hvt-ctl-");
+    hvt_expect_error(HVI_ERR_NO_DAEMON);
+    unlink(hvt_path("admin.sock"));
+    hvt_run("timeline digits stop --json");
+    hvt_expect_end(3, "hvdctl: no hvdd is running. ");
     hvt_expect_error(HVI_ERR_NO_DAEMON);
 }
 END_TEST
@@ -264,7 +282,7 @@ int main(void)
 {
     Suite *suite = suite_create("tools/hvdctl/timeline");
     TCase *tests = tcase_create("timeline");
-    tcase_add_checked_fixture(tests, hvt_program_setup, hvt_program_teardown);
+    tcase_add_checked_fixture(tests, open_admin, close_admin);
     tcase_add_test(tests, start_hands_over_the_file_that_hvdctl_has_made);
     tcase_add_test(tests, stop_hands_over_nothing);
     tcase_add_test(tests, a_path_that_is_no_text_is_not_sent_and_is_shown_safely);
