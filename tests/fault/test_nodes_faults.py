@@ -158,6 +158,13 @@ def test_a_daemon_that_is_killed_while_its_node_waits_for_another_one_is_named(w
     check_told(waiting, [1 - victim], at_ns, Status.ERR_NODE_LOST, ["hvdd", lost.name])
 
 
+def test_an_agent_that_is_killed_while_its_node_waits_for_another_one_is_missed(waiting):
+    second = waiting.nodes[1]
+    at_ns = time.monotonic_ns()
+    os.kill(waiting.agent_of(second), signal.SIGKILL)
+    check_told(waiting, [0], at_ns, (Status.ERR_JOB_STOPPED, Status.ERR_RANK_LOST), [second.name, "hvdd|SIGKILL"])
+
+
 def test_a_job_that_is_stopped_while_its_nodes_wait_is_so_on_all_of_them(waiting):
     ctl = waiting.ctl_of(1)
     name = ctl.json("jobs")["jobs"][0]["job"]
