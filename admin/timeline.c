@@ -102,13 +102,15 @@ static int exchange(struct asked *asked, int socket_fd, int fd)
 static int request(struct asked *asked, int socket_fd, int fd)
 {
     int status = exchange(asked, socket_fd, -1);
-    if (status != HVI_OK || fd < 0)
+    if (status != HVI_OK)
         return status;
-    if (asked->verdict == HVI_OK)
+    if (asked->verdict == (fd < 0 ? HVI_INPROGRESS : HVI_OK))
         return HVI_ERR_PROTOCOL;
+    if (fd < 0)
+        return HVI_OK;
     if (asked->verdict == HVI_INPROGRESS)
         status = exchange(asked, socket_fd, fd);
-    return status;
+    return status == HVI_OK && asked->verdict == HVI_INPROGRESS ? HVI_ERR_PROTOCOL : status;
 }
 
 /* An older hvdd wants the file with the request. */
@@ -124,38 +126,48 @@ static int request_of_old(struct asked *asked, int fd)
 
 /* ---- what the caller is told ---- */
 
-static const char *explain_errno(int error)
+static int explain_errno(const struct asked *asked, int error)
 {
     switch (error) {
     case EPERM:
-        return "what listens there is another user's, so not trusted";
+        return admin_error(
+            HVI_ERR_NO_DAEMON,
+            "no hvdd answers in %s: what listens there is another user's, so not trusted",
+            asked->dir);
     case EAGAIN:
-        return "its queue of connections stays full; wait longer";
+        return admin_error(
+            HVI_ERR_TIMEOUT,
+            "no hvdd answers in %s: its queue of connections stays full; wait longer", asked->dir);
     default:
-        return strerror(error);
+        return admin_error(error == EMFILE || error == ENFILE ? HVI_ERR_LIMIT : HVI_ERR_NO_DAEMON,
+                           "no hvdd answers in %s: %s", asked->dir, strerror(error));
     }
 }
 
+/* A timeout is the caller's; of another one hvdd has told. */
 static int explain(const struct asked *asked, int status)
 {
     if (status == HVI_OK && asked->verdict == HVI_OK)
         return HVI_OK;
     if (status == HVI_OK)
-        return admin_error(asked->verdict, "%s",
+        return admin_error(asked->verdict == HVI_ERR_TIMEOUT ? HVI_ERR_DAEMON : asked->verdict,
+                           "%s",
                            asked->text[0] != '\0' ? asked->text : hvi_status_text(asked->verdict));
     return admin_error(status == HVI_ERR_CLOSED ? HVI_ERR_NO_DAEMON : status,
                        "the hvdd in %s did not answer: %s", asked->dir, hvi_status_text(status));
 }
 
-static int ask(const struct hvd_admin *admin, const struct hvi_packet_msg *msg, int fd,
-               int64_t timeout_ns)
+/* The hvdd may be one whose admin socket is kept for others: its directory is tried all the same. */
+static int ask(const char *address, const struct hvi_packet_msg *msg, int fd, int64_t timeout_ns)
 {
-    struct asked asked = {
-        .dir = hvd_admin_address(admin), .deadline_ns = hvi_deadline_after(timeout_ns), .msg = msg};
+    struct hvd_admin_place place;
+    struct asked asked = {.dir = place.dir, .msg = msg};
+    if (hvd_admin_find(address, &place) == HVI_ERR_INVALID)
+        return HVI_ERR_INVALID;
+    asked.deadline_ns = hvi_deadline_after(timeout_ns);
     const int socket_fd = connect_hvdd(&asked);
     if (socket_fd < 0)
-        return admin_error(HVI_ERR_NO_DAEMON, "no hvdd answers in %s: %s", asked.dir,
-                           explain_errno(errno));
+        return explain_errno(&asked, errno);
     int status = request(&asked, socket_fd, fd);
     close(socket_fd);
     if (status == HVI_OK && asked.verdict == HVI_ERR_PROTOCOL && fd >= 0)
@@ -165,12 +177,9 @@ static int ask(const struct hvd_admin *admin, const struct hvi_packet_msg *msg, 
 
 /* ---- hvd_admin.h ---- */
 
-static int prepare(const struct hvd_admin *admin, const char *job, int64_t owner,
-                   struct hvi_packet_msg *msg_p)
+static int prepare(const char *job, int64_t owner, struct hvi_packet_msg *msg_p)
 {
-    int status = admin_check_handle(admin);
-    if (status == HVI_OK)
-        status = admin_check_job(job);
+    const int status = admin_check_job(job);
     if (status != HVI_OK)
         return status;
     *msg_p = (struct hvi_packet_msg){.kind = HVI_PACKET_TIMELINE_REQUEST};
@@ -189,11 +198,11 @@ static void put_path(struct hvi_packet_msg *msg, const char *path)
         memcpy(msg->timeline_request.path, path, kept);
 }
 
-int hvd_admin_timeline_start(const struct hvd_admin *admin, const char *job, int64_t owner,
-                             const char *path, int mark_cycles, int64_t timeout_ns)
+int hvd_admin_timeline_start(const char *address, const char *job, int64_t owner, const char *path,
+                             int mark_cycles, int64_t timeout_ns)
 {
     struct hvi_packet_msg msg;
-    int status = prepare(admin, job, owner, &msg);
+    int status = prepare(job, owner, &msg);
     if (status != HVI_OK)
         return status;
     if (path == NULL || path[0] == '\0')
@@ -202,19 +211,18 @@ int hvd_admin_timeline_start(const struct hvd_admin *admin, const char *job, int
     /* Not blocking: a FIFO nobody reads is an error and not a wait. */
     const int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0666);
     if (fd < 0)
-        return admin_error(HVI_ERR_INVALID, "cannot open %s: %s", path, strerror(errno));
+        return admin_error(HVI_ERR_INVALID, "cannot open %.800s: %s", path, strerror(errno));
     msg.timeline_request.start = true;
     msg.timeline_request.mark_cycles = mark_cycles != 0;
     put_path(&msg, path);
-    status = ask(admin, &msg, fd, timeout_ns);
+    status = ask(address, &msg, fd, timeout_ns);
     close(fd);
     return status;
 }
 
-int hvd_admin_timeline_stop(const struct hvd_admin *admin, const char *job, int64_t owner,
-                            int64_t timeout_ns)
+int hvd_admin_timeline_stop(const char *address, const char *job, int64_t owner, int64_t timeout_ns)
 {
     struct hvi_packet_msg msg;
-    const int status = prepare(admin, job, owner, &msg);
-    return status == HVI_OK ? ask(admin, &msg, -1, timeout_ns) : status;
+    const int status = prepare(job, owner, &msg);
+    return status == HVI_OK ? ask(address, &msg, -1, timeout_ns) : status;
 }

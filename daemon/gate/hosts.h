@@ -29,7 +29,7 @@ struct gate_hosts {
     struct gate_host *all;
     uint32_t count;    /* of the nodes that are there */
     uint32_t gone;     /* of those that have gone */
-    uint64_t since_ns; /* when its source began, or was heard again */
+    uint64_t since_ns; /* when its source began, was heard again, or told everything anew */
     bool news;
     bool told; /* its source has said something; before that, the list is not followed */
 };

@@ -601,8 +601,10 @@ static void take(struct mesh_seed *seed, struct hvi_mesh_msg *msg)
     seed->failure[0] = '\0';
     seed->unsaid_ns = 0;
     news = gate_talk_take(&seed->talk, msg, mesh_random());
-    if ((news & GATE_TALK_ANEW) != 0)
+    if ((news & GATE_TALK_ANEW) != 0) {
+        gate_hosts_begin(&seed->hosts, hvi_clock_ns());
         say_everything(seed);
+    }
     if ((news & GATE_TALK_BODY) != 0)
         handle_body(seed, msg);
     flush(seed);

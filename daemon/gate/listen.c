@@ -281,7 +281,7 @@ static void say_hosts(struct mesh_peer *peer, const struct hvi_mesh_host *hosts,
         memcpy(msg.hosts.hosts, hosts, count * sizeof(*hosts));
     peer->behind = msg.hosts.hosts == NULL || gate_talk_say(&peer->talk, &msg) != HVI_OK;
     if (peer->behind)
-        mesh_log_refused(peer->mesh, "a node confirms nothing of what it is told", peer->seen);
+        mesh_log_refused(peer->mesh, "a node cannot be told now which hosts there are", peer->seen);
 }
 
 /* This node, and those of which all that were there before have been told. */

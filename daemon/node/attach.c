@@ -379,7 +379,7 @@ static void handle_return(struct node_pending *pending, const struct hvi_gpu_ret
     pending_free(pending);
 }
 
-/* ---- timelines: hvdctl hands over a file that it has opened ----
+/* ---- timelines: libhvdadmin hands over a file that it has opened ----
  *
  * Admin messages travel over a byte stream (ZMTP), whose clients pass no descriptors; this socket does, once hvdd has looked
  * at the request without the file. */
@@ -409,7 +409,8 @@ static int timeline_check(const struct node_pending *pending,
                           char *text_p, size_t size)
 {
     if (request->protocol_version != HVI_PROTOCOL_VERSION) {
-        snprintf(text_p, size, "this hvdctl speaks protocol %u, hvdd %s speaks protocol %u",
+        snprintf(text_p, size,
+                 "this libhvdadmin or hvdctl speaks protocol %u, hvdd %s speaks protocol %u",
                  request->protocol_version, HVD_VERSION_TEXT, HVI_PROTOCOL_VERSION);
         return HVI_ERR_VERSION;
     }

@@ -321,8 +321,8 @@ _CALLS = {
     "hvd_admin_events_next": (c_int, [c_void_p, c_int64, POINTER(_EVENT_P)]),
     "hvd_admin_events_fd": (c_int, [c_void_p]),
     "hvd_admin_events_close": (None, [c_void_p]),
-    "hvd_admin_timeline_start": (c_int, [c_void_p, c_char_p, c_int64, c_char_p, c_int, c_int64]),
-    "hvd_admin_timeline_stop": (c_int, [c_void_p, c_char_p, c_int64, c_int64]),
+    "hvd_admin_timeline_start": (c_int, [c_char_p, c_char_p, c_int64, c_char_p, c_int, c_int64]),
+    "hvd_admin_timeline_stop": (c_int, [c_char_p, c_char_p, c_int64, c_int64]),
     "hvd_admin_last_error": (c_char_p, []),
     "hvd_admin_version": (c_char_p, []),
 }
@@ -480,12 +480,12 @@ class Admin:
     def timeline_start(self, job: str, path: str | os.PathLike[str], mark_cycles: bool = False, owner: int | None = None) -> None:
         """Begins a timeline of a job, on all its nodes: a Chrome trace (Perfetto), in a file here that this process may write.
         `mark_cycles`: also every pass of the engine that found work. RuntimeError where the job writes one already."""
-        _check(_lib.hvd_admin_timeline_start(self._open(), job.encode(), _ANY if owner is None else owner, os.fsencode(path),
+        _check(_lib.hvd_admin_timeline_start(self.address.encode(), job.encode(), _ANY if owner is None else owner, os.fsencode(path),
                                              int(mark_cycles), _ns(self.timeout)))
 
     def timeline_stop(self, job: str, owner: int | None = None) -> None:
         """Completes the job's timeline; nothing where there is none."""
-        _check(_lib.hvd_admin_timeline_stop(self._open(), job.encode(), _ANY if owner is None else owner, _ns(self.timeout)))
+        _check(_lib.hvd_admin_timeline_stop(self.address.encode(), job.encode(), _ANY if owner is None else owner, _ns(self.timeout)))
 
     def events(self) -> Events:
         """What happens from now on, by a connection of its own."""

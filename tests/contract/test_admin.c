@@ -214,18 +214,20 @@ START_TEST(a_timeline_is_written_into_the_callers_file)
     char path[128];
     snprintf(path, sizeof path, "%s/timeline.json", node.folder);
     open_ranks("drawn");
-    ck_assert_msg(hvd_admin_timeline_start(admin, "drawn", HVD_ADMIN_ANY, path, 0, SOON_NS) ==
+    ck_assert_msg(hvd_admin_timeline_start(NULL, "drawn", HVD_ADMIN_ANY, path, 0, SOON_NS) ==
                       HVD_OK,
                   "%s", hvd_admin_last_error());
-    ck_assert_int_eq(hvd_admin_timeline_start(admin, "drawn", getuid(), path, 0, SOON_NS),
+    ck_assert_int_eq(hvd_admin_timeline_start(NULL, "drawn", getuid(), path, 0, SOON_NS),
                      HVD_ERR_EXISTS);
     expect(HVD_ERR_EXISTS, "already");
     reduce_once("grad");
-    ck_assert_int_eq(hvd_admin_timeline_stop(admin, "drawn", HVD_ADMIN_ANY, SOON_NS), HVD_OK);
+    ck_assert_int_eq(hvd_admin_timeline_stop(node.address, "drawn", HVD_ADMIN_ANY, SOON_NS),
+                     HVD_OK);
     const long drawn = file_bytes(path);
     ck_assert_int_gt(drawn, 100);
     reduce_once("grad");
-    ck_assert_int_eq(hvd_admin_timeline_stop(admin, "drawn", HVD_ADMIN_ANY, SOON_NS), HVD_OK);
+    ck_assert_int_eq(hvd_admin_timeline_stop(node.address, "drawn", HVD_ADMIN_ANY, SOON_NS),
+                     HVD_OK);
     ck_assert_int_eq(file_bytes(path), drawn);
     close_ranks();
     unlink(path);
@@ -235,20 +237,21 @@ END_TEST
 START_TEST(a_timeline_that_cannot_be_is_an_error_with_a_sentence)
 {
     ck_assert_int_eq(
-        hvd_admin_timeline_start(admin, "no/job", HVD_ADMIN_ANY, "/dev/null", 0, SOON_NS),
+        hvd_admin_timeline_start(NULL, "no/job", HVD_ADMIN_ANY, "/dev/null", 0, SOON_NS),
         HVD_ERR_INVALID);
     expect(HVD_ERR_INVALID, "'no/job' is no job id");
     ck_assert_int_eq(
-        hvd_admin_timeline_start(admin, "nobody", HVD_ADMIN_ANY, "/no/where", 0, SOON_NS),
+        hvd_admin_timeline_start(NULL, "nobody", HVD_ADMIN_ANY, "/no/where", 0, SOON_NS),
         HVD_ERR_INVALID);
     expect(HVD_ERR_INVALID, "cannot open /no/where");
-    ck_assert_int_eq(hvd_admin_timeline_start(admin, "nobody", HVD_ADMIN_ANY, NULL, 0, SOON_NS),
+    ck_assert_int_eq(hvd_admin_timeline_start(NULL, "nobody", HVD_ADMIN_ANY, NULL, 0, SOON_NS),
                      HVD_ERR_INVALID);
     ck_assert_int_eq(
-        hvd_admin_timeline_start(admin, "nobody", HVD_ADMIN_ANY, "/dev/null", 0, SOON_NS),
+        hvd_admin_timeline_start(NULL, "nobody", HVD_ADMIN_ANY, "/dev/null", 0, SOON_NS),
         HVD_ERR_NOT_FOUND);
-    ck_assert_int_eq(hvd_admin_timeline_stop(admin, NULL, HVD_ADMIN_ANY, SOON_NS), HVD_ERR_INVALID);
-    ck_assert_int_eq(hvd_admin_timeline_stop(admin, "nobody", HVD_ADMIN_ANY, SOON_NS),
+    ck_assert_int_eq(hvd_admin_timeline_stop(node.address, NULL, HVD_ADMIN_ANY, SOON_NS),
+                     HVD_ERR_INVALID);
+    ck_assert_int_eq(hvd_admin_timeline_stop(node.address, "nobody", HVD_ADMIN_ANY, SOON_NS),
                      HVD_ERR_NOT_FOUND);
 }
 END_TEST
@@ -627,7 +630,11 @@ START_TEST(a_forked_child_is_told_to_open_its_own)
     const pid_t child = fork();
     if (child == 0) {
         struct hvd_admin *own = NULL;
-        int code = try_ask(HVD_ADMIN_STATUS, NULL, SOON_NS) == HVD_ERR_FORKED ? 0 : 1;
+        struct hvd_admin_events *theirs = NULL;
+        int code = try_ask(HVD_ADMIN_STATUS, NULL, SOON_NS) == HVD_ERR_FORKED &&
+                           hvd_admin_subscribe(admin, SOON_NS, &theirs) == HVD_ERR_FORKED
+                       ? 0
+                       : 1;
         hvd_admin_close(admin);
         if (HVT_SANITIZED) /* no thread may be started after such a fork */
             _exit(code);

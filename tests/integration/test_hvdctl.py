@@ -215,9 +215,7 @@ def test_something_else_on_the_socket_is_given_up_too():
 
 def test_a_timeline_waits_for_its_place_in_a_queue_that_is_full():
     with tempfile.TemporaryDirectory(prefix="hvt-") as folder, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server, \
-            socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as queued, socket.socket(socket.AF_UNIX) as of_admin:
-        of_admin.bind(f"{folder}/admin.sock")
-        of_admin.listen(8)
+            socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as queued:
         server.bind(f"{folder}/attach.sock")
         server.listen(0)
         server.settimeout(scaled(5))

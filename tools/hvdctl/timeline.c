@@ -20,18 +20,17 @@ static int ask(const struct ctl *ctl, const char *job, const char *path)
 {
     const int64_t owner = ctl->of_owner ? (int64_t)ctl->owner : HVD_ADMIN_ANY;
     const int64_t timeout_ns = (int64_t)ctl->timeout_ns;
-    struct hvd_admin *admin;
-    const int code = ctl_open(ctl, &admin);
-    if (code != CTL_OK)
-        return code;
-    const int status = path != NULL ? hvd_admin_timeline_start(admin, job, owner, path,
+    const int status = path != NULL ? hvd_admin_timeline_start(ctl->address, job, owner, path,
                                                                ctl->mark_cycles, timeout_ns)
-                                    : hvd_admin_timeline_stop(admin, job, owner, timeout_ns);
-    hvd_admin_close(admin);
+                                    : hvd_admin_timeline_stop(ctl->address, job, owner, timeout_ns);
     if (status == HVI_OK)
         return CTL_OK;
-    ctl_complain(ctl, status, "%s", hvd_admin_last_error());
-    return status == HVI_ERR_NO_DAEMON || status == HVI_ERR_TIMEOUT ? CTL_NO_DAEMON : CTL_REFUSED;
+    const bool is_late = status == HVI_ERR_TIMEOUT;
+    struct hvd_admin_place place;
+    ctl_complain(ctl, status, "%s%s", hvd_admin_last_error(), is_late ? " (--timeout)" : "");
+    if (status == HVI_ERR_INVALID && hvd_admin_find(ctl->address, &place) == HVI_ERR_INVALID)
+        return CTL_USAGE;
+    return is_late || status == HVI_ERR_NO_DAEMON ? CTL_NO_DAEMON : CTL_REFUSED;
 }
 
 int ctl_timeline(const struct ctl *ctl, char **args, int count)

@@ -2,7 +2,7 @@
  * hvd_admin.h: the whole public C API of libhvdadmin, for programs that move no tensors: schedulers,
  * launchers and monitors, and trainers that want to know what becomes of their peers.
  *
- * A program asks a node's hvdd over its admin socket (ZeroMQ and protobuf) and gets rows.
+ * A program asks a node's hvdd over its admin socket (ZeroMQ and protobuf) and gets rows; timelines are asked for over its attach socket.
  *
  *     struct hvd_admin *admin;
  *     struct hvd_admin_request request;
@@ -376,14 +376,20 @@ HVD_API void hvd_admin_events_close(struct hvd_admin_events *events);
 /* ---- timelines ------------------------------------------------------------------------------- */
 
 /* Begins a timeline of a job, on all its nodes: a Chrome trace (Perfetto) with the phases of every tensor, as
- * hvd_timeline_start of hvd.h writes one. `job`, `owner`: as in hvd_admin_request. `path` is opened with the rights of this
- * process and written by the job's engine here; a regular file is emptied, and is valid JSON at every moment. `mark_cycles`: also
- * every pass of the engine that found work. Blocks up to timeout_ns. HVD_ERR_EXISTS: the job writes one already; HVD_ERR_INVALID: the
- * file cannot be opened or written, or the job id is none; else as hvd_admin_ask. */
-HVD_API int hvd_admin_timeline_start(const struct hvd_admin *admin, const char *job, int64_t owner,
+ * hvd_timeline_start of hvd.h writes one. `address`: as of hvd_admin_open; no handle is needed, and hvdd is asked over its attach
+ * socket, so whoever may not use its admin socket may draw his own jobs. `job`, `owner`: as in hvd_admin_request. `path`: of a
+ * regular file, which is opened with the rights of this process, and emptied and written by the job's engine here; it is valid JSON at every
+ * moment. `mark_cycles`: also every pass of the engine that found work. Blocks as hvd_admin_find, and up to timeout_ns.
+ *   HVD_ERR_EXISTS      the job writes one already.
+ *   HVD_ERR_INVALID     the file cannot be opened or is none, the job id is none, or `address` is too long.
+ *   HVD_ERR_LIMIT       the file cannot be written, or something has no room.
+ *   HVD_ERR_NO_DAEMON, HVD_ERR_TIMEOUT, HVD_ERR_REFUSED, HVD_ERR_NOT_FOUND, HVD_ERR_VERSION, HVD_ERR_PROTOCOL, HVD_ERR_NO_MEMORY,
+ *   HVD_ERR_BUSY, HVD_ERR_ENGINE_LOST, HVD_ERR_DAEMON, HVD_ERR_DAEMON_LIMIT */
+HVD_API int hvd_admin_timeline_start(const char *address, const char *job, int64_t owner,
                                      const char *path, int mark_cycles, int64_t timeout_ns);
-/* Completes and closes the file, which may be another node's; HVD_OK also where no timeline is being written. Blocks up to timeout_ns. */
-HVD_API int hvd_admin_timeline_stop(const struct hvd_admin *admin, const char *job, int64_t owner,
+/* Completes and closes the file, which may be another node's; HVD_OK also where no timeline is being written. As
+ * hvd_admin_timeline_start; HVD_ERR_NODE_LOST and HVD_ERR_DAEMON where the node that writes it has gone or is silent. */
+HVD_API int hvd_admin_timeline_stop(const char *address, const char *job, int64_t owner,
                                     int64_t timeout_ns);
 
 /* ---- text ------------------------------------------------------------------------------------ */

@@ -616,7 +616,7 @@ START_TEST(a_node_for_which_a_change_could_not_be_queued_is_told_all_anew)
         mesh_listen_hosts(sides[0].gate.mesh, unknown, HVI_MESH_HOSTS_MAX);
     unknown[0].node = 1000;
     mesh_listen_hosts(sides[0].gate.mesh, unknown, HVI_MESH_HOSTS_MAX);
-    wait_log("a node confirms nothing of what it is told", 1);
+    wait_log("a node cannot be told now which hosts there are", 1);
     host = (struct hvi_mesh_host){.node = 3000, .name = "late", .text = "10.0.0.9"};
     ck_assert(gate_hosts_put(&sides[0].gate.mesh->view.known, &host));
     wait_known(&sides[1], 3);
@@ -1312,6 +1312,37 @@ START_TEST(a_rendezvous_of_another_version_fails_the_jobs_with_its_sentence)
     stranger_say("000000000000000b", &answer);
     wait_text(&sides[1], "speaks versions 9 to 9");
     expect_error(&sides[1], "next", HVI_ERR_VERSION, "install the same hvdd on both");
+}
+END_TEST
+
+START_TEST(what_a_rendezvous_told_before_it_began_anew_counts_no_more)
+{
+    uint32_t port = stranger_listen();
+    struct hvi_mesh_host host = {.node = 0xaa, .name = "gone", .text = "10.0.0.9"};
+    struct hvi_mesh_msg said = message(HVI_MESH_HOSTS, 0xee, 1);
+    struct gate_hosts *list;
+
+    join_at(&sides[1], port);
+    said.peer_talk = stranger_wait(stranger, HVI_MESH_HELLO).talk;
+    said.hosts = (struct hvi_mesh_hosts){.hosts = &host, .host_count = 1};
+    stranger_say("000000000000000b", &said);
+    wait_known(&sides[1], 1);
+    list = mesh_join_hosts(sides[1].gate.mesh);
+    ck_assert(list->told);
+    said = message(HVI_MESH_NONE, 0xee, 0); /* another conversation */
+    said.talk = 78;
+    stranger_say("000000000000000b", &said);
+    said = message(HVI_MESH_HOSTS, 0xee, 1);
+    said.talk = 78;
+    said.peer_talk = stranger_wait(stranger, HVI_MESH_HELLO).talk;
+    ck_assert(!list->told && knows(&sides[1], "gone")); /* until it says something */
+    snprintf(host.name, sizeof(host.name), "here");
+    host.node = 0xbb;
+    said.hosts = (struct hvi_mesh_hosts){.hosts = &host, .host_count = 1};
+    stranger_say("000000000000000b", &said);
+    wait_known(&sides[1], 2);
+    ck_assert(knows(&sides[1], "here") && list->count == 1);
+    ck_assert(sides[1].gate.mesh->view.waits); /* then the first one has gone */
 }
 END_TEST
 
@@ -2240,6 +2271,7 @@ static void add_liars(Suite *suite)
     tcase_add_test(tcase, a_node_may_not_say_what_a_rendezvous_says);
     tcase_add_test(tcase, a_node_of_another_version_is_refused_with_both_versions);
     tcase_add_test(tcase, a_rendezvous_of_another_version_fails_the_jobs_with_its_sentence);
+    tcase_add_test(tcase, what_a_rendezvous_told_before_it_began_anew_counts_no_more);
     tcase_add_test(tcase,
                    an_answer_that_is_repeated_is_told_once_and_one_that_was_not_asked_for_never);
     tcase_add_test(tcase, where_a_seed_stops_half_way_in_its_answer_the_gate_says_so);

@@ -12,7 +12,7 @@
 
 static struct hvi_timeline_request asked;
 static bool has_file;
-static int listener = -1, admin = -1;
+static int listener = -1;
 
 /* ---- hvdd ---- */
 
@@ -23,20 +23,6 @@ struct scene {
     bool unasked; /* it wants no file */
     bool old;     /* it wants the file with the first message */
 };
-
-/* That there is a hvdd is seen by its admin socket, at which nothing is asked. */
-static void open_admin(void)
-{
-    hvt_program_setup();
-    admin = hvt_listen(hvt_root, "admin.sock", SOCK_STREAM);
-}
-
-static void close_admin(void)
-{
-    close(admin);
-    unlink(hvt_path("admin.sock"));
-    hvt_program_teardown();
-}
 
 /* The request into `asked`; into its file a word. */
 static void take_request(int fd)
@@ -198,6 +184,27 @@ START_TEST(an_answer_that_is_none_or_is_cut_off_is_an_error)
 }
 END_TEST
 
+START_TEST(an_answer_that_never_says_how_it_went_is_none)
+{
+    const struct hvi_packet_msg answer = ack(HVI_INPROGRESS, "");
+    run_scene((struct scene){.answer = &answer}, "timeline digits start @/t.json --json");
+    hvt_expect_end(1, "did not answer: ");
+    hvt_expect_error(HVI_ERR_PROTOCOL);
+    run_scene((struct scene){.answer = &answer}, "timeline digits stop --json");
+    hvt_expect_end(1, "did not answer: ");
+    hvt_expect_error(HVI_ERR_PROTOCOL);
+}
+END_TEST
+
+START_TEST(another_nodes_timeout_is_hvdds_answer)
+{
+    const struct hvi_packet_msg answer = ack(HVI_ERR_TIMEOUT, "the node that writes is silent");
+    run_scene((struct scene){.answer = &answer}, "timeline digits stop --json");
+    hvt_expect_end(1, "hvdctl: the node that writes is silent\n");
+    hvt_expect_error(HVI_ERR_DAEMON);
+}
+END_TEST
+
 START_TEST(a_hvdd_that_wants_no_file_writes_no_timeline)
 {
     struct hvi_packet_msg answer = ack(HVI_OK, "");
@@ -239,10 +246,6 @@ START_TEST(without_a_hvdd_the_directory_is_named)
     hvt_run("timeline digits stop --json");
     hvt_expect_end(3, "hvdctl: no hvdd answers in /tmp/hvt-ctl-");
     hvt_expect_error(HVI_ERR_NO_DAEMON);
-    unlink(hvt_path("admin.sock"));
-    hvt_run("timeline digits stop --json");
-    hvt_expect_end(3, "hvdctl: no hvdd is running. ");
-    hvt_expect_error(HVI_ERR_NO_DAEMON);
 }
 END_TEST
 
@@ -282,13 +285,15 @@ int main(void)
 {
     Suite *suite = suite_create("tools/hvdctl/timeline");
     TCase *tests = tcase_create("timeline");
-    tcase_add_checked_fixture(tests, open_admin, close_admin);
+    tcase_add_checked_fixture(tests, hvt_program_setup, hvt_program_teardown);
     tcase_add_test(tests, start_hands_over_the_file_that_hvdctl_has_made);
     tcase_add_test(tests, stop_hands_over_nothing);
     tcase_add_test(tests, a_path_that_is_no_text_is_not_sent_and_is_shown_safely);
     tcase_add_test(tests, a_refusal_is_told_in_hvdds_words_or_in_the_words_of_its_status);
     tcase_add_test(tests, a_hvdd_that_takes_no_more_connections_answers_as_to_an_attach);
     tcase_add_test(tests, an_answer_that_is_none_or_is_cut_off_is_an_error);
+    tcase_add_test(tests, an_answer_that_never_says_how_it_went_is_none);
+    tcase_add_test(tests, another_nodes_timeout_is_hvdds_answer);
     tcase_add_test(tests, a_hvdd_that_wants_no_file_writes_no_timeline);
     tcase_add_test(tests, an_older_hvdd_gets_the_file_with_the_first_message);
     tcase_add_test(tests, a_hvdd_that_is_silent_or_goes_is_no_daemon);
