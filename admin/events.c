@@ -34,7 +34,7 @@ struct hvd_admin_events {
 };
 
 _Static_assert((int)HVD_ADMIN_EVENT_LOST == (int)HVI_EVENT_LOST &&
-                   (int)HVD_ADMIN_EVENT_HOSTS_CHANGED == (int)HVI_EVENT_HOSTS_CHANGED,
+                   (int)HVD_ADMIN_EVENT_JOB_BROKEN == (int)HVI_EVENT_JOB_BROKEN,
                "the kinds of events are those of the wire");
 
 /* ---- the descriptor ---- */

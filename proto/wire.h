@@ -257,6 +257,7 @@ enum hvi_event_kind {
     HVI_EVENT_NODE_LOST,
     HVI_EVENT_STALL,
     HVI_EVENT_HOSTS_CHANGED,
+    HVI_EVENT_JOB_BROKEN,
 };
 #define HVI_EVENT_HOSTS_MAX 64 /* names of each kind in one event */
 struct hvi_event_host {

@@ -14,7 +14,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define CLIENT_ACK_NS (5ll * 1000 * 1000 * 1000) /* the engine's time to acknowledge */
+/* The engine's time to acknowledge: hvdd ends one that stands still before (engine-silence: 5 s, and a second). */
+#define CLIENT_ACK_NS (8ll * 1000 * 1000 * 1000)
 /* For what a worker does: the engine says after 10 s that it has not, and hvdd ends what stands still before (gpu-silence,
  * engine-silence: 5 s, and a second). */
 #define CLIENT_WORKER_NS (12ll * 1000 * 1000 * 1000)

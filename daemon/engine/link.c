@@ -35,6 +35,17 @@ int engine_link_send(struct engine *engine, const struct hvi_packet_msg *msg)
     return engine_sessions_send(&engine->sessions, engine->link_fd, msg, NULL, 0);
 }
 
+/* Where it is lost, the log has it. */
+void engine_link_tell_broken(struct engine *engine, int status, int32_t culprit, const char *text)
+{
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_NOTICE};
+
+    msg.notice.status = status;
+    msg.notice.rank = culprit;
+    snprintf(msg.notice.text, sizeof msg.notice.text, "%s", text);
+    engine_link_send(engine, &msg);
+}
+
 /* ---- what becomes of ranks ---- */
 
 static enum hvi_session_state wire_state(enum engine_rank_state state)

@@ -104,6 +104,8 @@ static void broken(void *user, int status, int32_t culprit, const char *text)
 {
     struct engine *engine = user;
 
+    if (status != HVI_ERR_RANK_LEFT)
+        engine_link_tell_broken(engine, status, culprit, text);
     /* A rank of a node that is connected already may leave; the others still meet. */
     if (engine->sessions.held && status != HVI_ERR_RANK_LEFT)
         engine_rendezvous_failed(engine, status, text);

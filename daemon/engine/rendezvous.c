@@ -87,6 +87,7 @@ static void fail(struct engine *engine, int status, const char *text)
     HVI_LOG(HVI_LOG_ERROR, "rendezvous", "no-job", text, "job=%s generation=%llu status=%s",
             engine->start.job, (unsigned long long)engine->start.generation,
             hvi_status_name(status));
+    engine_link_tell_broken(engine, status, -1, text);
     engine_sessions_fail(&engine->sessions, status, text);
 }
 

@@ -298,12 +298,27 @@ static bool handle_session(struct node_engine *engine, const struct hvi_engine_s
     return true;
 }
 
-/* An op has stalled. False: there is nothing else that an engine has to note here. */
+/* The job is broken by what is no rank of this node. The first reason counts, and a lost rank of this node has been told. */
+static void handle_broken(struct node_engine *engine, const struct hvi_notice *notice)
+{
+    const bool is_rank = notice->status == HVI_ERR_RANK_LOST && notice->rank >= 0;
+
+    if (engine->broken || engine->lost != NULL)
+        return;
+    engine->broken = true;
+    node_gate_event(engine->node, is_rank ? HVI_EVENT_RANK_LOST : HVI_EVENT_JOB_BROKEN,
+                    engine->generation, is_rank ? notice->rank : -1, 0, notice->text);
+}
+
+/* An op has stalled, or the job is broken. False: there is nothing else that an engine has to note here. */
 static bool handle_notice(struct node_engine *engine, const struct hvi_notice *notice)
 {
-    if (notice->status != HVI_INPROGRESS)
+    if (notice->status < HVI_OK)
+        handle_broken(engine, notice);
+    else if (notice->status == HVI_INPROGRESS)
+        node_gate_event(engine->node, HVI_EVENT_STALL, engine->generation, -1, 0, notice->text);
+    else
         return false;
-    node_gate_event(engine->node, HVI_EVENT_STALL, engine->generation, -1, 0, notice->text);
     return true;
 }
 

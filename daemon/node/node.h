@@ -97,6 +97,7 @@ struct node_engine {
     uint32_t regions, process_sets;
     uint64_t regions_granted; /* bytes that its ranks may register */
     char *lost;               /* how its first lost rank ended; NULL: none is lost */
+    bool broken;              /* it has told that its job is broken by what happened elsewhere */
     char *stopped;            /* why hvdd has stopped it while ranks were there; NULL: it has not */
 };
 

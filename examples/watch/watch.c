@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Watches a job from outside, as a scheduler would: when one of its ranks is lost, says which and why, and stops the
- * rest at once. Ends with the job: exit status 0, or 1 when a rank was lost.
+ * Watches a job from outside, as a scheduler would: when one of its ranks is lost, on whichever node, or the job is broken otherwise,
+ * says which and why, and stops the rest at once. Ends with the job: exit status 0, or 1 when something was lost.
  *
  *     cc watch.c $(pkg-config --cflags --libs hvdadmin) -o watch && ./watch JOB
  *
@@ -39,16 +39,24 @@ static void stop_job(const char *reason)
         give_up();
 }
 
-static void react(int rank, int pid, const char *why)
+static void react(const char *what, const char *why)
 {
     char sentence[1200];
     if (was_lost)
         return; /* the others follow the first */
     was_lost = true;
-    snprintf(sentence, sizeof sentence, "rank %d (pid %d) was lost: %s", rank, pid, why);
+    snprintf(sentence, sizeof sentence, "%s was lost: %s", what, why);
     puts(sentence);
     fflush(stdout);
     stop_job(sentence);
+}
+
+/* Of a rank of another node the pid is not told. */
+static void react_to_rank(int rank, int pid, const char *why)
+{
+    char name[64];
+    snprintf(name, sizeof name, pid > 0 ? "rank %d (pid %d)" : "rank %d", rank, pid);
+    react(name, why);
 }
 
 /* What is true now. False: there is no such job. */
@@ -66,7 +74,7 @@ static bool look(void)
     for (size_t i = 0; i < answer->rank_count; i++) {
         const struct hvd_admin_rank *rank = answer->ranks[i];
         if (strcmp(rank->state, "lost") == 0)
-            react(rank->rank, rank->pid, rank->text);
+            react_to_rank(rank->rank, rank->pid, rank->text);
     }
     hvd_admin_answer_free(answer);
     return true;
@@ -80,7 +88,9 @@ static bool handle(const struct hvd_admin_event *event)
     if (strcmp(event->job, job) != 0)
         return true;
     if (event->kind == HVD_ADMIN_EVENT_RANK_LOST)
-        react(event->rank, event->pid, event->text);
+        react_to_rank(event->rank, event->pid, event->text);
+    else if (event->kind == HVD_ADMIN_EVENT_JOB_BROKEN)
+        react("something", event->text);
     return event->kind != HVD_ADMIN_EVENT_GENERATION_ENDED;
 }
 

@@ -32,8 +32,10 @@ _STATUS, _JOBS, _RANKS, _STALLS, _JOB_STOP, _TRACE, _NODES, _GPUS, _LIMITS = 3, 
 _ANY = -1
 #: Kinds of an `Event`. LOST: `count` events were lost because nobody read them; 0: nobody knows how many. HOSTS_CHANGED: the nodes
 #: at which jobs can be; `count` is how many there are now, with this one. Apply `removed` before `added`: a node that was started anew
-#: at once is in both.
-LOST, RANK_LOST, GENERATION_BEGAN, GENERATION_ENDED, ENGINE_LOST, NODE_JOINED, NODE_LOST, STALL, HOSTS_CHANGED = range(1, 10)
+#: at once is in both. RANK_LOST: also of a rank of another node, with `pid` 0. JOB_BROKEN: the job's ops here fail for what is no lost
+#: rank; `text` says what.
+(LOST, RANK_LOST, GENERATION_BEGAN, GENERATION_ENDED, ENGINE_LOST, NODE_JOINED, NODE_LOST, STALL, HOSTS_CHANGED,
+ JOB_BROKEN) = range(1, 11)
 
 _TIMEOUT = -103
 _EXCEPTIONS: dict[int, type[Exception]] = {-100: ValueError, _TIMEOUT: TimeoutError, -106: MemoryError, -111: LookupError,

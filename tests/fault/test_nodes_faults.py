@@ -2,6 +2,7 @@
 """What several nodes can suffer: a rank, an engine, a daemon is killed, the cable is cut, strangers knock. Every rank of every node is
 told in time who is to blame, or notices nothing; and nothing is left on any node."""
 import contextlib
+import json
 import os
 import re
 import signal
@@ -12,6 +13,7 @@ import time
 import pytest
 
 from hvt import Daemon, Status, check_prompt, new_keys, program, scaled, sockets, wait_until
+from hvt.build import BUILD
 from hvt.namespaces import mount
 from hvt.spread import SpreadJob
 
@@ -97,6 +99,35 @@ def check_told_of_silence(*arguments):
 
 # ---- processes ----
 
+def listen(job, node, *command):
+    """A subscriber on a node, to the hvdd there."""
+    ctl = job.ctl_of(job.ranks_of(node)[0])
+    process = node.popen(command, env=ctl.environment, text=True, stdout=subprocess.PIPE)
+    assert process.stdout.readline()  # it has subscribed
+    return process
+
+
+@pytest.mark.parametrize("what", ["a rank", "an engine"])
+def test_subscribers_on_every_node_hear_what_a_job_has_lost(job, what):
+    """On the others no rank of their own is to blame; each ends because of what it was told, which the subscriber hears first."""
+    first, second = job.nodes
+    name = job.ctl_of(0).json("jobs")["jobs"][0]["job"]
+    events, watch = listen(job, first, program("hvdctl"), "events", "--json"), listen(job, first, BUILD / "examples/watch", name)
+    begin(job)
+    if what == "a rank":
+        job.ranks[3].kill()
+        expected, words = ("rank-lost", 3), r"rank 3 .*SIGKILL"
+    else:
+        os.kill(job.process_of(second, "hvdd-engine"), signal.SIGKILL)
+        expected, words = ("job-broken", -1), r"n2\b.*engine|engine.*n2\b"
+    event = next(event for event in map(json.loads, events.stdout) if event["event"] in ("rank-lost", "job-broken"))
+    assert (event["event"], event["rank"], event["pid"], event["job"]) == (*expected, 0, name) and re.search(words, event["text"]), event
+    assert re.search(words, watch.stdout.readline()) and watch.wait(scaled(20)) == 1
+    events.kill()
+    events.wait(scaled(20))
+    told(job, job.ranks_of(first), 0, (Status.ERR_RANK_LOST, Status.ERR_NODE_LOST, Status.ERR_JOB_STOPPED), [])
+
+
 @pytest.mark.parametrize("victim", [0, 3])
 def test_a_killed_rank_is_named_on_every_node(job, victim):
     begin(job)
@@ -162,7 +193,7 @@ def test_an_agent_that_is_killed_while_its_node_waits_for_another_one_is_missed(
     second = waiting.nodes[1]
     at_ns = time.monotonic_ns()
     os.kill(waiting.agent_of(second), signal.SIGKILL)
-    check_told(waiting, [0], at_ns, (Status.ERR_JOB_STOPPED, Status.ERR_RANK_LOST), [second.name, "hvdd|SIGKILL"])
+    check_told(waiting, [0], at_ns, (Status.ERR_JOB_STOPPED, Status.ERR_RANK_LOST), [f"{second.name}|rank 1", "hvdd|SIGKILL"])
 
 
 def test_a_job_that_is_stopped_while_its_nodes_wait_is_so_on_all_of_them(waiting):

@@ -23,6 +23,7 @@ static const char *name_of(enum hvd_admin_event_kind kind)
         [HVD_ADMIN_EVENT_NODE_LOST] = "node-lost",
         [HVD_ADMIN_EVENT_STALL] = "stall",
         [HVD_ADMIN_EVENT_HOSTS_CHANGED] = "hosts-changed",
+        [HVD_ADMIN_EVENT_JOB_BROKEN] = "job-broken",
     };
     const size_t index = (size_t)kind;
     return index < COUNT(names) && names[index] != NULL ? names[index] : "unknown";

@@ -324,7 +324,9 @@ struct hvd_admin_answer {
 
 enum hvd_admin_event_kind {
     HVD_ADMIN_EVENT_LOST = 1, /* .count events, because nobody read them; 0: not known how many */
-    HVD_ADMIN_EVENT_RANK_LOST = 2,        /* it died, or was ended: .job, .rank, .pid, .text */
+    /* It died, or was ended: .job, .rank, .pid, .text. A rank of another node is told on each node of the job where it breaks
+     * the ops of ranks, with .pid 0. */
+    HVD_ADMIN_EVENT_RANK_LOST = 2,
     HVD_ADMIN_EVENT_GENERATION_BEGAN = 3, /* of .job: its first rank has attached here */
     HVD_ADMIN_EVENT_GENERATION_ENDED = 4, /* of .job, on this node */
     HVD_ADMIN_EVENT_ENGINE_LOST = 5,      /* of .job: .pid, .text */
@@ -335,7 +337,10 @@ enum hvd_admin_event_kind {
      * one. One event for all that changed at the same moment; of more than 64 names, several. Apply .removed before
      * .added: a node that was started anew at once is in both. Two nodes may have one name: where one of them goes,
      * the name is removed and added again. */
-    HVD_ADMIN_EVENT_HOSTS_CHANGED = 9
+    HVD_ADMIN_EVENT_HOSTS_CHANGED = 9,
+    /* The ops of .job's ranks here fail, for what is no lost rank: another node or its engine is lost, a GPU's worker, its
+     * nodes do not meet, it was stopped on another node: .text. Once in a generation. */
+    HVD_ADMIN_EVENT_JOB_BROKEN = 10
 };
 
 struct hvd_admin_event {

@@ -326,7 +326,7 @@ HVD_API int hvd_device_free(void *ptr);
  * lets go of it. Without this call a free is noticed at the next use of that address, and until then
  * the GPU's memory is not free. Of a reservation that is mapped in chunks (cuMemMap) the engine lets go of
  * the chunks that it knows together with that of `ptr`; those that stay are made known again by their next
- * use. Blocks, 5 s at most. The memory may be freed then. Where ops of others have kept its GPU's worker busy for 200 ms,
+ * use. Blocks, 8 s at most. The memory may be freed then. Where ops of others have kept its GPU's worker busy for 200 ms,
  * the worker lets go of it after the return, and the GPU's memory is free a little later. Memory of a pool
  * (cuMemAllocFromPoolAsync) must not be freed while a worker has it open: HVD_ERR_TIMEOUT says that one still has. HVD_ERR_BUSY while an
  * op in flight uses it, HVD_ERR_NOT_FOUND. */
@@ -374,7 +374,7 @@ HVD_API void hvd_op_options_init(struct hvd_op_options *options);
  *   op_p     to be finished by hvd_wait or hvd_test and released by hvd_op_free.
  * They never wait for other ranks or for room: a full ring is HVD_ERR_RING_FULL. The first use of a
  * size of ordinary memory that this library must copy (above 4096 bytes, see hvd_alloc) makes and
- * announces shared memory to stage it, which takes the engine's answer (5 s at most); hvd_alloc,
+ * announces shared memory to stage it, which takes the engine's answer (8 s at most); hvd_alloc,
  * hvd_adopt and hvd_register avoid that. Where the engine reads and writes ordinary memory itself,
  * an op whose memory is unmapped meanwhile fails on every rank with HVD_ERR_INVALID. Other immediate
  * errors: HVD_ERR_INVALID (also: this rank is no member of the set, or has joined it),
@@ -593,11 +593,11 @@ HVD_API int hvd_allgather(struct hvd_session *session, const char *name,
  * rights, must be a regular one, and is written by the engine; it is valid JSON at every moment.
  * With mark_cycles not 0 also every pass of the engine that found work. Any rank may call it; there
  * is one timeline per job: HVD_ERR_EXISTS while one runs. HVD_ERR_INVALID when the file cannot be
- * opened, HVD_ERR_LIMIT when it cannot be written. Blocks until the file is there, 5 s at most.
+ * opened, HVD_ERR_LIMIT when it cannot be written. Blocks until the file is there, 8 s at most.
  * HVD_TIMELINE=path (or HOROVOD_TIMELINE) in rank 0's environment does it at hvd_open; the value
  * DYNAMIC does nothing. */
 HVD_API int hvd_timeline_start(struct hvd_session *session, const char *path, int mark_cycles);
-/* Completes and closes the file; HVD_OK also when no timeline runs. Blocks, 5 s at most. */
+/* Completes and closes the file; HVD_OK also when no timeline runs. Blocks, 8 s at most. */
 HVD_API int hvd_timeline_stop(struct hvd_session *session);
 
 /* A descriptor for event loops: readable when a completion is waiting or the session has ended.
