@@ -66,6 +66,11 @@ def settings_of(unit: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in text.splitlines() if "=" in line and not line.startswith("#"))
 
 
+def values_of(unit: str, setting: str) -> list[str]:
+    """Of a setting that adds up."""
+    return re.findall(f"^{setting}=(.*)$", pathlib.Path(unit).read_text(encoding="utf-8"), re.MULTILINE)
+
+
 def test_systemd_finds_nothing_wrong_with_the_units(installed):
     done = run(need("systemd-analyze"), "verify", "--man=no", *units(installed))
     assert [line for line in done.stderr.splitlines() if "hvdd" in line] == []
@@ -118,10 +123,12 @@ def test_no_core_file_has_what_is_a_users(installed):
 
 
 def test_who_has_devices(installed):
-    """A GPU's worker alone, and NVIDIA's alone."""
+    """A GPU's worker alone: NVIDIA's, and those of RDMA, by which NCCL reaches other nodes. RDMA locks memory."""
     service, engine, gate, gpu = (settings_of(unit) for unit in units(installed)[:4])
     assert {unit["PrivateDevices"] for unit in (service, engine, gate)} == {"yes"} and "PrivateDevices" not in gpu
-    assert (gpu["DevicePolicy"], gpu["DeviceAllow"]) == ("closed", "char-nvidia* rw")
+    assert (gpu["DevicePolicy"], gpu["LimitMEMLOCK"]) == ("closed", "infinity")
+    assert values_of(units(installed)[3], "DeviceAllow") == ["char-nvidia* rw", "char-infiniband_verbs rw"]
+    assert not any(values_of(unit, "DeviceAllow") for unit in units(installed)[:3])
 
 
 def test_a_crash_or_a_restart_of_the_service_ends_no_engine(installed):
