@@ -233,6 +233,7 @@ static int establish(struct hvd_session *session, const struct hvd_options *opti
         return rc;
     session->link.engine_pid = attached.engine_pid;
     session->link.takes_fabric = attached.takes_fabric;
+    memcpy(session->link.unsent, attached.unsent, sizeof(attached.unsent));
     session->link.socket_fd = address.socket_fd;
     snprintf(session->link.address, sizeof(session->link.address), "%s", address.directory);
     take_events(session);

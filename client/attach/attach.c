@@ -61,6 +61,45 @@ static size_t collect_settings(struct hvi_setting *settings)
     return add_settings(hvi_nccl_is_allowed, settings, add_settings(is_ours, settings, 0));
 }
 
+static bool is_sent(const char *name, size_t bytes, const struct hvi_setting *settings,
+                    size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        if (strncmp(settings[i].name, name, bytes) == 0 && !settings[i].name[bytes])
+            return true;
+    return false;
+}
+
+/* NCCL_VERSION is no variable of NCCL: images of NVIDIA's say by it what they contain. */
+static bool is_nccls(const char *name, size_t bytes)
+{
+    static const char characters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_";
+    return bytes < HVI_WIRE_SETTING_NAME && strncmp(name, "NCCL_", 5) == 0 &&
+           strspn(name, characters) == bytes &&
+           !(bytes == strlen("NCCL_VERSION") && strncmp(name, "NCCL_VERSION", bytes) == 0);
+}
+
+static void name_unsent(const struct hvi_setting *settings, size_t count,
+                        char names_p[CLIENT_UNSENT_BYTES])
+{
+    const size_t most = CLIENT_UNSENT_BYTES - sizeof(", and 4294967295 more");
+    size_t used = 0;
+    unsigned left_out = 0;
+    names_p[0] = '\0';
+    for (char **at = environ; at && *at; at++) {
+        size_t bytes = strcspn(*at, "=");
+        if (!(*at)[bytes] || !is_nccls(*at, bytes) || is_sent(*at, bytes, settings, count))
+            continue;
+        if (left_out > 0 || used + bytes + 2 > most)
+            left_out++;
+        else
+            used += (size_t)snprintf(names_p + used, CLIENT_UNSENT_BYTES - used, "%s%.*s",
+                                     used > 0 ? ", " : "", (int)bytes, *at);
+    }
+    if (left_out > 0)
+        snprintf(names_p + used, CLIENT_UNSENT_BYTES - used, ", and %u more", left_out);
+}
+
 static int set_key(const struct hvd_options *options, struct hvi_attach_request *request)
 {
     const char *key = options->job_key ? options->job_key : getenv("HVD_JOB_KEY");
@@ -76,7 +115,7 @@ static int set_key(const struct hvd_options *options, struct hvi_attach_request 
 
 /* Encodes the AttachRequest into the packet. */
 static int encode_request(const struct hvd_options *options, const struct client_identity *identity,
-                          struct hvi_packet *packet)
+                          struct hvi_packet *packet, char unsent_p[CLIENT_UNSENT_BYTES])
 {
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_ATTACH_REQUEST};
     struct hvi_attach_request *request = &msg.attach_request;
@@ -87,6 +126,7 @@ static int encode_request(const struct hvd_options *options, const struct client
     if (!request->settings)
         return client_error(HVD_ERR_NO_MEMORY, "hvd_open: out of memory");
     request->setting_count = collect_settings(request->settings);
+    name_unsent(request->settings, request->setting_count, unsent_p);
     request->protocol_version = HVI_PROTOCOL_VERSION;
     request->abi_version = HVI_ABI_VERSION;
     request->rank = identity->rank;
@@ -175,9 +215,10 @@ static int read_reply(const struct client_address *address, const struct hvi_pac
                           address->directory, (int)msg.kind);
     else
         rc = judge_reply(&msg.attach_reply, packet, address);
-    if (rc == HVD_OK)
-        *attached_p = (struct client_attached){.engine_pid = msg.attach_reply.engine_pid,
-                                               .takes_fabric = msg.attach_reply.fabric};
+    if (rc == HVD_OK) {
+        attached_p->engine_pid = msg.attach_reply.engine_pid;
+        attached_p->takes_fabric = msg.attach_reply.fabric;
+    }
     hvi_packet_msg_free(&msg);
     return rc;
 }
@@ -197,7 +238,7 @@ static int attach_once(const struct hvd_options *options, const struct client_id
     if (rc != HVD_OK)
         return rc;
     address_p->is_default = address.is_default;
-    rc = encode_request(options, identity, packet);
+    rc = encode_request(options, identity, packet, attached_p->unsent);
     if (rc == HVD_OK)
         rc = exchange(&address, packet, deadline_ns);
     if (rc == HVD_OK) {

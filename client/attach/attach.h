@@ -9,13 +9,17 @@
 /* Descriptors of a good reply: channel, bell page, engine's and client's event. The slots' may follow. */
 #define CLIENT_ATTACH_FDS 4u
 
+#define CLIENT_UNSENT_BYTES 512u
+
 struct client_address;
 struct client_identity;
 
-/* What the engine says of itself. */
+/* What the engine says of itself, and what it was not told. */
 struct client_attached {
     int engine_pid;
     bool takes_fabric; /* memory of devices by fabric handles */
+    /* "NCCL_A, NCCL_B, and 2 more": variables of NCCL that this process has and the request has not. "": none. */
+    char unsent[CLIENT_UNSENT_BYTES];
 };
 
 /* Connects, sends the AttachRequest and receives the reply within options->timeout_ns. On success the

@@ -280,6 +280,19 @@ int client_control_check_devices(const struct client_link *link, const char *wha
                         what, gpu, link->identity.job, link->engine_pid);
 }
 
+void client_control_say_unsent(struct client_link *link)
+{
+    char text[HVI_TEXT_MAX + 1];
+    if (!link->unsent[0])
+        return;
+    snprintf(text, sizeof(text),
+             "variables of NCCL that are set here and do not reach the workers of GPUs: %s; a "
+             "worker has these from the environment of hvdd alone",
+             link->unsent);
+    link->unsent[0] = '\0';
+    client_link_log(link, HVD_LOG_WARN, text);
+}
+
 bool client_control_takes_fabric(const struct client_link *link)
 {
     return link->takes_fabric;

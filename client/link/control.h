@@ -56,6 +56,8 @@ int client_control_timeline_stop(struct client_link *link);
 int client_control_check_devices(const struct client_link *link, const char *what, const char *gpu);
 /* Whether the engine takes memory of devices by fabric handles. */
 bool client_control_takes_fabric(const struct client_link *link);
+/* Before memory goes to a worker: the log names, once, what the worker does not get of NCCL's variables. */
+void client_control_say_unsent(struct client_link *link);
 
 /* The session's lock, for calls that must not be made with it, into the driver of a device. */
 void client_control_lock(struct client_link *link);

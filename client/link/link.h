@@ -9,6 +9,7 @@
 #define HVD_CLIENT_LINK_H
 
 #include "base/types.h"
+#include "client/attach/attach.h"
 #include "client/attach/identity.h"
 #include "client/link/patience.h"
 #include "hvd/hvd.h"
@@ -91,6 +92,7 @@ struct client_link {
     int end_status; /* HVD_OK or why this session takes no more calls */
     char end_text[HVI_TEXT_MAX + 1];
 
+    char unsent[CLIENT_UNSENT_BYTES]; /* as client_attached's, until the log has it */
     struct client_log_line log_lines[CLIENT_LOG_LINES];
     uint32_t log_count;
     struct hvi_packet packet; /* to receive into */

@@ -161,6 +161,7 @@ static int make_known(struct client_memory *memory, struct client_device_memory 
         memory->device = client_device_new(memory->link);
     if (!memory->device)
         return client_error(HVD_ERR_NO_MEMORY, "%s: out of memory", what);
+    client_control_say_unsent(memory->link);
     if (known->chunks)
         widen(memory, known);
     int rc = clear_way(memory, known, what); /* a worker closes before it opens */

@@ -478,6 +478,34 @@ def test_staged_needs_no_worker_and_takes_no_stream(daemon):
     job.close()
 
 
+def unsent_of(rank: Rank) -> list[str]:
+    """The lines about variables of NCCL that its worker does not get."""
+    return [line for line in rank.log() if "do not reach" in line]
+
+
+def test_variables_of_nccl_that_reach_no_worker_are_named_once_where_a_worker_is_used(daemon):
+    stray = {"NCCL_TOPO_FILE": "/nonexistent", "NCCL_OF_THE_FUTURE": "1"}
+    sent = {"NCCL_IB_QPS_PER_CONNECTION": "2", "NCCL_VERSION": "2.28.9", "NCCL_DEBUG": "VERSION"}
+    job = Job(daemon, 2, environments={0: sent | stray, 1: sent})
+    job.check_usable()
+    assert unsent_of(job.ranks[0]) == []  # no GPU has been used
+    for _ in range(2):
+        reduce_on(job, [0, 0])
+    told, = unsent_of(job.ranks[0])
+    assert sorted(told.split(": ")[-1].split(";")[0].split(", ")) == sorted(stray), told
+    assert unsent_of(job.ranks[1]) == []
+    job.close()
+
+
+def test_many_variables_of_nccl_that_reach_no_worker_are_counted(daemon):
+    job = Job(daemon, 1, environment={f"NCCL_OF_THE_FUTURE_{number:020}": "" for number in range(30)})
+    reduce_on(job, [0])
+    told, = unsent_of(job.ranks[0])
+    named = told.count("NCCL_OF_THE_FUTURE_")
+    assert 1 < named < 30 and f", and {30 - named} more;" in told, told
+    job.close()
+
+
 REFUSALS = {
     "gpu = no": ({"gpu": "no"}, {}, "has no worker for GPUs"),
     "no driver": ({}, {"LD_LIBRARY_PATH": ""}, "libcuda.so.1"),

@@ -41,6 +41,7 @@ START_TEST(a_worker_takes_no_variable_that_names_a_file)
 {
     ck_assert(hvi_nccl_is_allowed("NCCL_DEBUG"));
     ck_assert(hvi_nccl_is_allowed("NCCL_HOSTID"));
+    ck_assert(hvi_nccl_is_allowed("NCCL_IB_QPS_PER_CONNECTION"));
     const char *const refused[] = {
         "NCCL_",          "NCCL_DEBUG_FILE", "NCCL_NET_PLUGIN", "NCCL_TOPO_FILE",
         "NCCL_CONF_FILE", "DEBUG",           "nccl_debug",      ""};
