@@ -281,7 +281,7 @@ struct hvd_admin_gpu {
     const char *job;         /* "": no worker */
     uint32_t uid;
     int32_t pid;
-    const char *state; /* "free", "starting", "up", "idle", "ending" */
+    const char *state; /* "free", "starting", "up", "idle", "passing", "ending" */
     uint32_t imports, communicators;
     uint64_t import_bytes, staging_bytes, own_bytes, free_bytes; /* 0: not known */
     uint32_t driver_version, nccl_version;                       /* 0: not known */

@@ -343,8 +343,8 @@ struct hvd_op_options {
     int process_set;         /* an id from hvd_op_process_set or _add; 0: all ranks */
     /* Of tensors in memory of a CUDA device: the stream (CUstream, cudaStream_t) that the op takes part in;
      * it stays the caller's. CU_STREAM_LEGACY and CU_STREAM_PER_THREAD name the default ones. The GPU waits
-     * for the work that the stream has now; the call waits for nothing. The result may be used
-     * after hvd_wait, or in a stream after hvd_op_stream_wait; until hvd_wait or hvd_test has seen
+     * for the work that the stream has now; the call waits for nothing but for the first use of an allocation
+     * (struct hvd_tensor). The result may be used after hvd_wait, or in a stream after hvd_op_stream_wait; until hvd_wait or hvd_test has seen
      * the op finished the memory must not be freed. What the stream has now may wait for other ops by
      * hvd_op_stream_wait alone: GPUs do ops of several process sets in one queue, and where the stream waits for
      * one of another set in a way that the library does not see, both may wait for ever. NULL: the memory is ready, the caller has seen to
