@@ -16,9 +16,11 @@
 
 #include <utlist.h>
 
-#define ABORT_NS   (2 * HVI_NS_SEC)
-#define COMM_BYTES (UINT64_C(256) << 20) /* free, and there was memory enough for a communicator */
-#define ERROR_NS   HVI_NS_SEC
+#define ABORT_NS (2 * HVI_NS_SEC)
+#define ERROR_NS HVI_NS_SEC
+/* Free, there is memory enough for a communicator; for the first one, which brings NCCL's code with it (P9: 586 MiB on an H100). */
+#define COMM_BYTES  (UINT64_C(256) << 20)
+#define FIRST_BYTES (UINT64_C(640) << 20)
 
 _Static_assert(sizeof(struct gpu_nccl_id) == HVI_NCCL_ID_BYTES, "an id is passed on as bytes");
 
@@ -134,6 +136,11 @@ static struct gpu_comm *find_same(const struct gpu_comms *comms, const struct gp
     return NULL;
 }
 
+static uint64_t needed(const struct gpu_comms *comms)
+{
+    return comms->is_warm ? COMM_BYTES : FIRST_BYTES;
+}
+
 /* Of a join that NCCL says the driver has failed. A broken context fails here too, and ends this process. */
 static int status_of(struct gpu_comms *comms, int result)
 {
@@ -143,7 +150,7 @@ static int status_of(struct gpu_comms *comms, int result)
         !GPU_CALL(comms->calls, "cuMemGetInfo",
                   comms->calls->cuda->memory_info(&free_bytes, &total)))
         return HVI_ERR_UNSUPPORTED;
-    return free_bytes < COMM_BYTES ? HVI_ERR_NO_MEMORY : HVI_ERR_UNSUPPORTED;
+    return free_bytes < needed(comms) ? HVI_ERR_NO_MEMORY : HVI_ERR_UNSUPPORTED;
 }
 
 /* NULL with an error and a sentence. */
@@ -165,6 +172,7 @@ static struct gpu_comm *make(struct gpu_comms *comms, const struct gpu_join *joi
     if (result == GPU_NCCL_OK) {
         DL_APPEND(comms->comms, comm);
         comms->count++;
+        comms->is_warm = true;
         return comm;
     }
     *status_p = status_of(comms, result);
@@ -173,14 +181,30 @@ static struct gpu_comm *make(struct gpu_comms *comms, const struct gpu_join *joi
     return NULL;
 }
 
-/* A worker that runs out of memory within a join leaves the others in theirs, for ever. */
-static bool has_to_spare(struct gpu_comms *comms)
+/* A worker that runs out of memory within a join leaves the others in theirs, for ever. One for registered memory leaves enough for
+ * the next that works cannot do without. */
+static int ask_memory(struct gpu_comms *comms, bool registered, char *text_p, size_t text_size)
 {
+    const uint64_t bytes = needed(comms) + (registered ? COMM_BYTES : 0);
     size_t free_bytes = 0, total = 0;
 
-    return GPU_CALL(comms->calls, "cuMemGetInfo",
-                    comms->calls->cuda->memory_info(&free_bytes, &total)) &&
-           free_bytes >= 2 * COMM_BYTES;
+    if (GPU_CALL(comms->calls, "cuMemGetInfo",
+                 comms->calls->cuda->memory_info(&free_bytes, &total)) &&
+        free_bytes >= bytes)
+        return HVI_OK;
+    snprintf(text_p, text_size,
+             "less than %llu MiB of the GPU are free for a communicator%s, namely %zu",
+             (unsigned long long)(bytes >> 20), registered ? " of registered memory" : "",
+             free_bytes >> 20);
+    return HVI_ERR_NO_MEMORY;
+}
+
+static int ask_place(struct gpu_comms *comms, char *text_p, size_t text_size)
+{
+    if (comms->count < GPU_COMMS_MAX)
+        return open_library(comms, text_p, text_size);
+    snprintf(text_p, text_size, "the worker has %u communicators already", GPU_COMMS_MAX);
+    return HVI_ERR_LIMIT;
 }
 
 int gpu_comms_can(struct gpu_comms *comms, const struct gpu_join *join, char *text_p,
@@ -188,16 +212,8 @@ int gpu_comms_can(struct gpu_comms *comms, const struct gpu_join *join, char *te
 {
     if (find_same(comms, join) != NULL)
         return HVI_OK;
-    if (join->registered && !has_to_spare(comms)) {
-        snprintf(text_p, text_size,
-                 "less than %llu MiB of the GPU are free for a communicator of registered memory",
-                 (unsigned long long)(2 * COMM_BYTES >> 20));
-        return HVI_ERR_NO_MEMORY;
-    }
-    if (comms->count < GPU_COMMS_MAX)
-        return open_library(comms, text_p, text_size);
-    snprintf(text_p, text_size, "the worker has %u communicators already", GPU_COMMS_MAX);
-    return HVI_ERR_LIMIT;
+    int status = ask_place(comms, text_p, text_size);
+    return status == HVI_OK ? ask_memory(comms, join->registered, text_p, text_size) : status;
 }
 
 int gpu_comms_id(struct gpu_comms *comms, const struct gpu_join *join,
@@ -223,7 +239,8 @@ int gpu_comms_join(struct gpu_comms *comms, const struct gpu_join *join, char *t
                    size_t text_size)
 {
     struct gpu_comm *comm = find_same(comms, join);
-    int status = gpu_comms_can(comms, join, text_p, text_size);
+    /* Memory was asked for before. Now that the others join it is tried, whatever is left. */
+    int status = comm == NULL ? ask_place(comms, text_p, text_size) : HVI_OK;
 
     if (status != HVI_OK)
         return status;

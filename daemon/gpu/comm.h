@@ -51,6 +51,7 @@ struct gpu_comms {
     struct gpu_nccl nccl;
     _Atomic int version;    /* 0: it is not open. Any thread may read it */
     char why[400];          /* it cannot be opened */
+    bool is_warm;           /* it has made a communicator: the next needs less memory */
     _Atomic uint32_t count; /* relaxed: any thread may read it, for a figure */
     struct gpu_comm *comms;
     struct gpu_comm_name *names;
@@ -69,8 +70,8 @@ struct gpu_join {
 
 /* Opens the library, whose version engines compare. Without it the worker serves sets of one GPU, and a later call says why. */
 void gpu_comms_open(struct gpu_comms *comms);
-/* Whether this join could be done: NCCL and a place for it are there. The other workers cannot leave one that this one does not
- * come to. HVI_OK, or an error with a sentence. */
+/* Whether this join could be done: NCCL, a place and memory for it are there. The other workers cannot leave one that this one does
+ * not come to. HVI_OK, or an error with a sentence. */
 int gpu_comms_can(struct gpu_comms *comms, const struct gpu_join *join, char *text_p,
                   size_t text_size);
 /* Once it can. Of one that is there already any bytes: with an id of NCCL's comes a thread that waits for those who join. HVI_OK, or

@@ -147,7 +147,7 @@ int cu_device_total(size_t *bytes_p, hvi_cu_device device)
 {
     if (fake_context_of(device) == NULL)
         return HVI_CU_INVALID_DEVICE;
-    *bytes_p = (size_t)fake_number("memory", 600) << 20;
+    *bytes_p = fake_device_memory();
     return HVI_CU_OK;
 }
 

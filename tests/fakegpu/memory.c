@@ -86,7 +86,7 @@ int cu_memory_info(size_t *free_p, size_t *total_p)
 
     if (error != HVI_CU_OK)
         return error;
-    *total_p = (size_t)fake_number("memory", 600) << 20;
+    *total_p = fake_device_memory();
     *free_p = fake_free_bytes(fake_context()->physical);
     return HVI_CU_OK;
 }

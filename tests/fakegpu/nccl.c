@@ -72,6 +72,7 @@ int nccl_unique_id(struct gpu_nccl_id *id_p)
 
 int nccl_init_rank(gpu_nccl_comm *comm_p, int ranks, struct gpu_nccl_id id, int rank)
 {
+    static _Atomic bool has_failed;
     const int device = cuda()->device();
 
     if (device < 0)
@@ -80,6 +81,8 @@ int nccl_init_rank(gpu_nccl_comm *comm_p, int ranks, struct gpu_nccl_id id, int 
         return FAKE_NCCL_INVALID_ARGUMENT;
     const int slow_ms = fake_fault("slow-join");
     nanosleep(&(struct timespec){slow_ms / 1000, slow_ms % 1000 * 1000000L}, NULL);
+    if (fake_fault("nccl-join-fails") == device + 1 && !atomic_exchange(&has_failed, true))
+        return FAKE_NCCL_CUDA_ERROR;
     while (fake_fault_now("nccl-join-hang"))
         nanosleep(&(struct timespec){.tv_sec = 3600}, NULL);
     struct gpu_nccl_comm *comm = calloc(1, sizeof(*comm));

@@ -105,7 +105,7 @@ int ml_device_memory(hvi_ml_device device, struct hvi_ml_memory *memory_p)
     const int error = hole();
 
     (void)device;
-    memory_p->total = (unsigned long long)fake_number("memory", 600) << 20;
+    memory_p->total = fake_device_memory();
     memory_p->used = (unsigned long long)fake_number("used", 0) << 20;
     memory_p->free = memory_p->total - memory_p->used;
     return error;

@@ -168,6 +168,21 @@ void fake_device_uuid(int physical, unsigned char bytes_p[16])
     bytes_p[15] = (unsigned char)physical;
 }
 
+size_t fake_device_memory(void)
+{
+    return (size_t)fake_number("memory", 1000) << 20;
+}
+
+size_t fake_device_taken(int physical)
+{
+    const char *value = fake_setting("taken");
+    unsigned device, mib;
+
+    if (value == NULL || sscanf(value, "%u:%u", &device, &mib) != 2 || (int)device != physical)
+        return 0;
+    return (size_t)mib << 20;
+}
+
 void fake_device_name(int physical, char *text_p, size_t size)
 {
     struct hvi_cu_uuid uuid;

@@ -10,7 +10,8 @@
  * |---|---|---|
  * | devices=N | 1 | devices of the machine, 16 at most. CUDA_VISIBLE_DEVICES is heeded, numbers and UUIDs |
  * | node=N | 0 | goes into the UUIDs, so that devices of two fake nodes differ |
- * | memory=MIB | 600 | of each device, for each process |
+ * | memory=MIB | 1000 | of each device, for each process |
+ * | taken=DEVICE:MIB | none | what others have of a device, physical number |
  * | used=MIB | 0 | of each device, as NVML says |
  * | process=PID:MIB | none | a process that NVML sees on each device, and what it has there |
  * | cc=MAJOR.MINOR | 9.0 | compute capability |
@@ -46,6 +47,7 @@
  * | exporter-exit@n | the process is killed at its first call after the n-th handle was exported |
  * | wrong-reduce | the probes' kernels add a wrong element |
  * | nccl-register@n | the n-th registration of memory with NCCL fails |
+ * | nccl-join-fails@n | a process' first join of a communicator on the n-th device fails, and the others wait for it |
  * | nccl-join-hang@n, nccl-hang@n, nccl-error@n | the n-th communicator is never joined; the n-th op never ends, and for the
  *   last ncclCommGetAsyncError tells of an error |
  *
@@ -81,6 +83,9 @@ void fake_device_name(int physical, char *text_p, size_t size);
 int fake_device_named(const char *name, size_t length);
 bool fake_linked(int one, int other);
 void fake_device_uuid(int physical, unsigned char bytes_p[16]);
+/* All of it, in bytes; and what others have taken. */
+size_t fake_device_memory(void);
+size_t fake_device_taken(int physical);
 
 /* The test, or what it tests, has broken a rule: says which, and aborts. */
 _Noreturn __attribute__((format(printf, 1, 2))) void fake_blame(const char *format, ...);

@@ -178,12 +178,18 @@ void *fake_map(int fd, size_t bytes)
     return base == MAP_FAILED ? NULL : base;
 }
 
+/* Needs the lock. */
+static size_t left(int device)
+{
+    return fake_device_memory() - fake_device_taken(device) - taken[device];
+}
+
 bool fake_take(int device, size_t bytes)
 {
     if (fake_fault_from_now("no-memory"))
         return false;
     pthread_mutex_lock(&lock);
-    const bool is_there = bytes <= ((size_t)fake_number("memory", 600) << 20) - taken[device];
+    const bool is_there = bytes <= left(device);
     taken[device] += is_there ? bytes : 0;
     pthread_mutex_unlock(&lock);
     return is_there;
@@ -199,7 +205,7 @@ void fake_give_back(int device, size_t bytes)
 size_t fake_free_bytes(int device)
 {
     pthread_mutex_lock(&lock);
-    const size_t bytes = ((size_t)fake_number("memory", 600) << 20) - taken[device];
+    const size_t bytes = left(device);
     pthread_mutex_unlock(&lock);
     return bytes;
 }

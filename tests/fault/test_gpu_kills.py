@@ -668,6 +668,44 @@ def test_a_communicator_that_hangs_is_given_up_with_the_set_and_the_ranks_that_h
         check_prompt("the ranks heard and went on", took_ns - SILENCE_NS, 1_000_000_000)
 
 
+def test_a_join_that_fails_on_one_worker_fails_the_op_and_ends_those_that_are_in_it_with_the_cause():
+    with own_case([0, 1, 0], faults="hvdd-gpu/nccl-join-fails@2") as case:
+        before = time.monotonic_ns()
+        case.wait("running")
+        cause = "could not join a communicator of 2 GPUs: unhandled cuda error"
+        check(case, before, Status.ERR_UNSUPPORTED, cause)
+        outcome = case.job.ranks[2].wait(case.ops[2])
+        assert outcome.status == Status.ERR_UNSUPPORTED and cause in outcome.text, outcome
+        before = time.monotonic_ns()
+        for rank in case.job.ranks:
+            wait_until(lambda who=rank: who.state().status == Status.ERR_WORKER_LOST, "the worker that joins to end", 10)
+            assert "after 2 s; the communicator of process set 0 has failed: " in rank.state().text, rank.state()
+            assert cause in rank.state().text, rank.state()
+        check_prompt("the ranks heard", time.monotonic_ns() - before, 3_000_000_000)
+        case.meet_again(keep=True)
+
+
+@pytest.mark.parametrize("victim", (0, 1))
+def test_no_memory_for_a_communicator_is_that_op_alone(victim):
+    """A trainer has filled one of the GPUs."""
+    with gpus(f"devices=2;taken={victim}:300", *EXPECTED) as daemon:
+        case = Case(daemon, [0, 1, 0])
+        for _ in range(2):
+            at_ns = time.monotonic_ns()
+            case.wait("running")
+            check(case, at_ns, Status.ERR_NO_MEMORY, "less than 640 MiB of the GPU are free for a communicator, namely")
+            outcome = case.job.ranks[2].wait(case.ops[2])
+            assert outcome.status == Status.ERR_NO_MEMORY, outcome
+            case.name += 1
+        pair = case.job.add_set([0, 2])  # which needs none
+        outcomes = case.job.run("allreduce", dtype="int32", dims=[9], data=[arith.pack(INT32, [1] * 9)] * 2, reduce_op="sum", memory="device",
+                                each={"gpu": [0, 0]}, ranks=[0, 2], process_set=pair)
+        assert all(outcome.ok for outcome in outcomes), outcomes
+        case.job.check_usable()
+        assert not daemon.lines("worker-lost")
+        case.job.close()
+
+
 def test_an_op_that_hangs_on_a_gpu_is_given_up():
     with own_case([0, 1, 0], faults="hvdd-gpu/nccl-hang@2") as case:
         case.job.close()

@@ -189,6 +189,23 @@ static void note_blame(struct engine_device *device, const struct engine_device_
     }
 }
 
+/* The others have failed to join, and these do not know it. */
+static void note_cause(struct engine_device *device, const struct engine_device_comm *comm,
+                       const char *text)
+{
+    for (uint32_t i = 0; i < comm->count; i++) {
+        struct engine_device_worker *worker = worker_at(device, comm, i);
+        if (comm->own[i].asked && !comm->own[i].answered)
+            snprintf(worker->blame, sizeof worker->blame,
+                     "; the communicator of process set %u has failed: %s", comm->set, text);
+    }
+}
+
+static bool is_late(int status)
+{
+    return status == HVI_ERR_TIMEOUT || status == HVI_ERR_WORKER_LOST;
+}
+
 static void finish_heard(struct engine_device *device, struct engine_device_comm *comm,
                          uint32_t from, int status, const char *text)
 {
@@ -202,7 +219,10 @@ static void finish_heard(struct engine_device *device, struct engine_device_comm
         comm->next = device->ready_comms;
         device->ready_comms = comm;
     } else {
-        note_blame(device, comm);
+        if (is_late(status))
+            note_blame(device, comm);
+        else
+            note_cause(device, comm, text);
         drop(device, comm);
         tell_failure(device, comm, from, status, text);
         free_comm(comm);

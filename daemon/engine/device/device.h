@@ -103,7 +103,8 @@ struct engine_device_worker {
     int refused_status,
         page_status;             /* page: a fence page that it could not register; else HVI_OK */
     char text[HVI_TEXT_MAX + 1]; /* refused, leaving, lost: why; else of .page_status */
-    char blame[256]; /* it may still be joining a communicator that has failed: whose; else "" */
+    /* It may still be joining a communicator that has failed: why, or who has not come; else "". */
+    char blame[512];
     struct engine_device_pending *pending; /* answers that are due, oldest first */
     struct engine_device_packet *unsent;   /* its socket is full */
 };

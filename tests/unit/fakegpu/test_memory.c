@@ -105,6 +105,18 @@ START_TEST(a_device_has_so_much_memory_and_no_more)
 }
 END_TEST
 
+START_TEST(others_have_taken_memory_of_one_device)
+{
+    size_t left, total;
+    hvi_cu_ptr address;
+
+    hvt_cu_begin("devices=2;memory=4;taken=1:3", "", _i);
+    HVT_CU(hvt_cu.memory_info(&left, &total));
+    ck_assert(left == (_i == 1 ? 1 : 4) * MIB && total == 4 * MIB);
+    ck_assert_int_eq(hvt_cu.alloc(&address, 2 * MIB), _i == 1 ? HVI_CU_OUT_OF_MEMORY : HVI_CU_OK);
+}
+END_TEST
+
 START_TEST(copies_go_in_the_order_of_their_stream)
 {
     static char in[1000], out[1000];
@@ -236,6 +248,7 @@ int main(void)
     tcase_add_test(tcase, managed_memory_and_host_memory_are_told_apart);
     tcase_add_test(tcase, an_address_comes_again_and_its_buffer_id_does_not);
     tcase_add_test(tcase, a_device_has_so_much_memory_and_no_more);
+    tcase_add_loop_test(tcase, others_have_taken_memory_of_one_device, 0, 2);
     tcase_add_test(tcase, copies_go_in_the_order_of_their_stream);
     tcase_add_test(tcase, memory_that_is_gone_and_memory_that_is_in_use_are_blamed);
     tcase_add_test(tcase, virtual_memory_is_there_when_it_is_mapped_and_has_access);

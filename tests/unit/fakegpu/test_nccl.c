@@ -329,6 +329,16 @@ START_TEST(a_join_may_hang)
 }
 END_TEST
 
+START_TEST(the_first_join_on_a_device_may_fail)
+{
+    load("nccl-join-fails@1");
+    ck_assert_int_eq(nccl.unique_id(&id), GPU_NCCL_OK);
+    ck_assert_int_eq(nccl.init_rank(&comm, 1, id, 0), 1); /* unhandled cuda error */
+    ck_assert_int_eq(nccl.init_rank(&comm, 1, id, 0), GPU_NCCL_OK);
+    ck_assert_int_eq(nccl.destroy(comm), GPU_NCCL_OK);
+}
+END_TEST
+
 START_TEST(memory_and_arguments_that_are_wrong_are_refused)
 {
     static float strange[10];
@@ -504,6 +514,7 @@ int main(void)
     tcase_add_test(tcase, an_op_without_a_peer_blocks_its_stream_until_it_is_aborted);
     tcase_add_loop_test(tcase, an_op_may_hang_and_may_fail, 0, 2);
     tcase_add_test(tcase, a_join_may_hang);
+    tcase_add_test(tcase, the_first_join_on_a_device_may_fail);
     tcase_add_test(tcase, memory_and_arguments_that_are_wrong_are_refused);
     tcase_add_loop_test(tcase, float8_is_reduced_by_new_devices_alone, 0, 2);
     tcase_add_test(tcase, ops_that_differ_and_a_communicator_in_two_threads_are_blamed);

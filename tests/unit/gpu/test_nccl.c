@@ -115,6 +115,16 @@ static struct gpu_comm *add_comm(struct gpu_comms *comms, uintptr_t handle, uint
     return comm;
 }
 
+static size_t free_mib;
+
+static int say_memory(size_t *free_p, size_t *total_p)
+{
+    *free_p = *total_p = free_mib << 20;
+    return HVI_CU_OK;
+}
+
+static const struct hvi_cuda cuda = {.memory_info = say_memory};
+
 START_TEST(communicators_of_workers_that_have_gone_are_let_go_unless_they_are_named)
 {
     static const uint64_t living[] = {9, 7};
@@ -139,11 +149,12 @@ END_TEST
 START_TEST(a_worker_that_has_no_place_for_a_communicator_says_so_before_it_joins)
 {
     const uint64_t known[] = {7, 100}, other[] = {7, 99};
-    struct gpu_calls calls = {.usual_ns = 1};
+    struct gpu_calls calls = {.usual_ns = 1, .cuda = &cuda};
     struct gpu_comms comms = {.calls = &calls, .nccl = {.library = &comms, .abort = note_abort}};
     struct gpu_join join = {.owner = &comms, .count = 2, .instances = other};
     unsigned char id[HVI_NCCL_ID_BYTES];
 
+    free_mib = 640;
     for (uint32_t i = 0; i + 1 < GPU_COMMS_MAX; i++)
         add_comm(&comms, i, 100 + i);
     ck_assert_int_eq(gpu_comms_can(&comms, &join, text, sizeof(text)), HVI_OK);
@@ -160,6 +171,50 @@ START_TEST(a_worker_that_has_no_place_for_a_communicator_says_so_before_it_joins
 }
 END_TEST
 
+static int make_rank(gpu_nccl_comm *comm_p, int ranks, struct gpu_nccl_id id, int rank)
+{
+    (void)ranks, (void)id, (void)rank;
+    *comm_p = (gpu_nccl_comm)(uintptr_t)1;
+    return GPU_NCCL_OK;
+}
+
+/* The first brings NCCL with it. The same one again needs nothing; what has been asked is not asked again within the join. */
+START_TEST(a_worker_that_has_no_memory_for_a_communicator_says_so_before_it_joins)
+{
+    static const struct {
+        size_t mib;
+        bool warm, registered;
+        int status;
+    } rows[] = {
+        {640, false, false, HVI_OK}, {639, false, false, HVI_ERR_NO_MEMORY},
+        {256, true, false, HVI_OK},  {255, true, false, HVI_ERR_NO_MEMORY},
+        {512, true, true, HVI_OK},   {511, true, true, HVI_ERR_NO_MEMORY},
+    };
+    const uint64_t instances[] = {7, 99};
+    struct gpu_calls calls = {.usual_ns = 1, .cuda = &cuda};
+    struct gpu_comms comms = {
+        .calls = &calls, .nccl = {.library = &comms, .abort = note_abort, .init_rank = make_rank}};
+    struct gpu_join join = {.owner = &comms, .count = 2, .instances = instances};
+
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        free_mib = rows[i].mib;
+        comms.is_warm = rows[i].warm;
+        join.registered = rows[i].registered;
+        ck_assert_int_eq(gpu_comms_can(&comms, &join, text, sizeof(text)), rows[i].status);
+    }
+    expect_clause("less than 512 MiB of the GPU are free for a communicator of registered memory, "
+                  "namely 511");
+    free_mib = 0;
+    join.registered = comms.is_warm = false;
+    ck_assert_int_eq(gpu_comms_can(&comms, &join, text, sizeof(text)), HVI_ERR_NO_MEMORY);
+    ck_assert_int_eq(gpu_comms_join(&comms, &join, text, sizeof(text)), HVI_OK);
+    ck_assert(comms.is_warm);
+    ck_assert_int_eq(gpu_comms_can(&comms, &join, text, sizeof(text)), HVI_OK);
+    gpu_comms_close(&comms);
+    gpu_comms_owner_gone(&comms, &comms);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("gpu nccl");
@@ -172,6 +227,7 @@ int main(void)
     tcase_add_test(tcase, a_sentence_that_does_not_fit_ends);
     tcase_add_test(tcase, communicators_of_workers_that_have_gone_are_let_go_unless_they_are_named);
     tcase_add_test(tcase, a_worker_that_has_no_place_for_a_communicator_says_so_before_it_joins);
+    tcase_add_test(tcase, a_worker_that_has_no_memory_for_a_communicator_says_so_before_it_joins);
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);
 }

@@ -723,6 +723,29 @@ START_TEST(a_worker_that_is_lost_in_a_join_names_the_set_and_those_that_have_not
 }
 END_TEST
 
+/* It cannot leave, and ends by that. */
+START_TEST(a_worker_that_is_lost_in_a_join_that_has_failed_elsewhere_has_the_cause)
+{
+    uint64_t first;
+
+    begin(7);
+    start(1, &both);
+    answer(0, asked(0, false), false, "");
+    answer(1, asked(1, true), true, "");
+    first = told_to_join(0, 1, 0, &both);
+    told_to_join(1, 1, 1, &both);
+    joins(0, first, HVI_ERR_NO_MEMORY, "unhandled cuda error");
+    ck_assert_ptr_nonnull(strstr(hvt_room_joined(1, HVI_ERR_NO_MEMORY), "could not join"));
+    told_to_drop(0, 1);
+    told_to_drop(1, 1);
+    hvt_room_lose(1, "it is still joined after 2 s");
+    ck_assert_ptr_nonnull(strstr(hvt_room.device.workers[1].text,
+                                 "is lost: it is still joined after 2 s; the communicator of "
+                                 "process set 5 has failed: " HVT_ROOM_UUID0
+                                 " could not join a communicator of 2 GPUs: unhandled cuda error"));
+}
+END_TEST
+
 START_TEST(a_worker_that_is_lost_fails_those_that_wait_and_aborts_those_that_are_there)
 {
     begin(7);
@@ -1056,6 +1079,7 @@ static void add_ends(TCase *tcase)
     tcase_add_test(tcase, a_worker_that_has_answered_is_not_said_to_join);
     tcase_add_test(tcase,
                    a_worker_that_is_lost_in_a_join_names_the_set_and_those_that_have_not_come);
+    tcase_add_test(tcase, a_worker_that_is_lost_in_a_join_that_has_failed_elsewhere_has_the_cause);
     tcase_add_test(tcase,
                    a_worker_that_is_lost_fails_those_that_wait_and_aborts_those_that_are_there);
     tcase_add_test(tcase, a_worker_whose_connection_has_ended_cannot_be_asked);
