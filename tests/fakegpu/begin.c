@@ -7,6 +7,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 static _Atomic bool is_initialised;
 static _Atomic bool is_forked; /* of a process that had initialised it */
@@ -92,6 +93,8 @@ int cu_init(unsigned flags)
         return HVI_CU_NOT_INITIALIZED;
     if (!has_device())
         return HVI_CU_NO_DEVICE;
+    const int slow_ms = fake_fault("slow-init");
+    nanosleep(&(struct timespec){slow_ms / 1000, slow_ms % 1000 * 1000000L}, NULL);
     pthread_once(&once, watch_forks);
     atomic_store(&is_initialised, true);
     return HVI_CU_OK;

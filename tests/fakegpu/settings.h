@@ -34,6 +34,7 @@
  * | sticky@n | the n-th launch is an illegal address: 700 from then on |
  * | no-memory@n | the n-th allocation or import and all later ones: out of memory |
  * | slow-open@ms, slow-join@ms | opening a handle, joining a communicator takes so long |
+ * | slow-init@ms | cuInit takes so long |
  * | broken-open@n | the n-th one finds the context broken: 700 |
  * | broken-clear@n | the n-th memset does |
  * | delay@us | everything in a stream takes so much longer |

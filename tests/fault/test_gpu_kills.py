@@ -13,6 +13,7 @@ import pytest
 from hvt import Status, arith, check_prompt, procs, sanitized, scaled, wait_until
 from hvt.gpu import REAL, GpuDaemon, gpus, layouts, patient_gpus, there
 from hvt.job import Job
+from hvt.rank import Outcome
 
 PROMISED_NS = 100_000_000
 DRAINED_NS = 2_000_000_000
@@ -284,6 +285,59 @@ def test_a_worker_is_killed_while_it_starts(daemon):
     if not outcome.ok:  # it may have been up already
         assert outcome.status in (Status.ERR_UNSUPPORTED, Status.ERR_WORKER_LOST) and f"pid {victim})" in outcome.text, outcome
     job.close()
+
+
+STARTING = {  # what the rank that waits for the worker hears, and a word of it
+    "hvdd": (Status.OK, ""),
+    "engine": (Status.ERR_ENGINE_LOST, ""),
+    "worker": (Status.ERR_UNSUPPORTED, "was killed by signal 9"),
+    "stopped worker": (Status.ERR_UNSUPPORTED, "gpu-silence"),
+    "stopped engine": (Status.ERR_ENGINE_LOST, ""),
+    "trainer": (Status.ERR_RANK_LOST, "rank 0"),
+}
+
+
+def strike(daemon: GpuDaemon, job: Job, victim: str) -> tuple[Outcome, int]:
+    """One is killed or stopped while a worker starts for rank 0. What the first one that is left hears, and how much later."""
+    starting, = wait_until(lambda: [row for row in daemon.ctl.json("gpus")["gpus"] if row["state"] == "starting" and row["pid"]],
+                           "a worker that starts", step=0.01)
+    pid = {"hvdd": daemon.pid, "trainer": job.ranks[0].pid, "engine": daemon.engine_of(job.name), "worker": starting["pid"]}[victim.split()[-1]]
+    assert not job.ranks[0].has_reply(), "it is up already"
+    if "stopped" in victim:
+        with stopping(pid) as at_ns:
+            return job.ranks[0].collect_outcome(), time.monotonic_ns() - at_ns
+    if victim == "hvdd":
+        daemon.kill()
+        daemon.start()
+        return job.ranks[0].collect_outcome(), 0
+    at_ns = kill(pid)
+    if victim == "trainer":
+        heard = wait_until(lambda: job.ranks[1].state().status < 0 and job.ranks[1].state(), "the other rank to hear of it")
+    else:
+        heard = job.ranks[0].collect_outcome()
+    return heard, time.monotonic_ns() - at_ns
+
+
+@pytest.mark.parametrize("victim", STARTING)
+def test_one_is_killed_or_stands_still_while_a_worker_starts(victim):
+    """And at the end nobody is left behind."""
+    status, word = STARTING[victim]
+    said = {"dtype": "int32", "dims": [4], "data": bytes(16), "reduce_op": "sum", "memory": "device"}
+    with gpus("devices=1", *EXPECTED, faults="hvdd-gpu/slow-init@400", gpu_silence="1s", engine_silence="1s") as daemon:
+        job = Job(daemon, 2)
+        job.ranks[0].post_submit("allreduce", "x", **said)
+        heard, took_ns = strike(daemon, job, victim)
+        assert heard.status == status and word in heard.text, heard
+        if "stopped" in victim:
+            check_prompt("the rank heard", took_ns - SILENCE_NS, 1_100_000_000)
+        else:
+            check_prompt("the rank heard", took_ns, PROMISED_NS)
+        if status == Status.OK:
+            ops = [heard.op, job.ranks[1].submit("allreduce", "x", **said)]
+            assert all(rank.outcome(op).ok for rank, op in zip(job.ranks, ops))
+        if status in (Status.OK, Status.ERR_UNSUPPORTED):
+            job.check_usable()
+        job.close()
 
 
 # ---- a worker passes to the next job ----
