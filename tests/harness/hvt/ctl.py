@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import subprocess
+from collections.abc import Sequence
 from typing import Any
 
 from hvt.build import program, program_for_strangers, scaled
@@ -14,6 +15,24 @@ def new_keys(prefix: pathlib.Path) -> pathlib.Path:
     """A pair of key files for a mesh: .server and .client."""
     subprocess.run([program("hvdctl"), "key", "new", str(prefix)], check=True, stdout=subprocess.DEVNULL)
     return prefix
+
+
+def hvdctl(*words: object, said: str = "") -> str:
+    """What hvdctl prints."""
+    done = subprocess.run([program("hvdctl"), *map(str, words)], check=True, capture_output=True, text=True, input=said)
+    return done.stdout
+
+
+def new_node_keys(folder: pathlib.Path, names: Sequence[str]) -> dict[str, pathlib.Path]:
+    """A folder of keys for each node; all allow each other, as `hvdctl key show | hvdctl key allow NAME -` does it."""
+    folders = {name: folder / f"keys-{name}" for name in names}
+    for name, own in folders.items():
+        hvdctl("key", "new", "--node", name, "--dir", own)
+    for name, own in folders.items():
+        shown = hvdctl("key", "show", "--dir", own)
+        for other in folders.values():
+            hvdctl("key", "allow", name, "-", "--dir", other, said=shown)
+    return folders
 
 
 class CtlError(RuntimeError):
