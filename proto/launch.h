@@ -38,6 +38,7 @@ enum hvi_launch_kind {
     HVI_LAUNCH_UP = 11,
     HVI_LAUNCH_TAKEN = 12,
     HVI_LAUNCH_GONE = 13,
+    HVI_LAUNCH_LOST = 14,
     HVI_LAUNCH_START = 20,
     HVI_LAUNCH_GO = 21,
     HVI_LAUNCH_INPUT = 22,
@@ -161,7 +162,7 @@ struct hvi_launch_msg {
         struct hvi_launch_ready ready;
         struct hvi_launch_started started;
         struct hvi_launch_data data; /* output, log, input, call */
-        struct hvi_launch_text text; /* say, failed */
+        struct hvi_launch_text text; /* say, failed, lost */
         struct hvi_launch_exited exited;
         struct hvi_launch_start start;
         struct hvi_launch_go go;

@@ -58,9 +58,11 @@ static const struct wire_field text_fields[] = {
     TEXT(1, hvi_launch_text, text, FILLED),
     NUMBER(2, hvi_launch_text, code, 1, 255),
 };
-/* A sentence has no code. */
+/* These sentences have no code. */
 static const struct wire_table say = {
     .descriptor = &hvd__launch_say__descriptor, .fields = text_fields, .field_count = 1};
+static const struct wire_table lost = {
+    .descriptor = &hvd__launch_lost__descriptor, .fields = text_fields, .field_count = 1};
 static const struct wire_table failed = TABLE(launch_failed, text_fields, 0);
 
 static const struct wire_field exit_fields[] = {
@@ -213,6 +215,7 @@ static const struct wire_body bodies[HVI_LAUNCH_KIND_END] = {
     [HVI_LAUNCH_UP] = {"up", &up},
     [HVI_LAUNCH_TAKEN] = {"taken", &taken},
     [HVI_LAUNCH_GONE] = {"gone", &gone},
+    [HVI_LAUNCH_LOST] = {"lost", &lost},
     [HVI_LAUNCH_OPEN] = {"open", &open_process},
     [HVI_LAUNCH_DOWN] = {"down", &down},
     [HVI_LAUNCH_HANG_UP] = {"hang_up", &hang_up},

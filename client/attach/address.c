@@ -50,6 +50,11 @@ static int connect_error(const char *path, int error)
         return client_error(HVD_ERR_ATTACH_TIMEOUT,
                             "hvd_open: hvdd at %s has too many connections waiting", path);
     default:
+        if (strstr(path, "/hvdrun-") != NULL)
+            return client_error(HVD_ERR_NO_DAEMON,
+                                "hvd_open: no hvdd answers at %s (%s): the private one that hvdrun "
+                                "started for this job is gone, and hvdrun says how it ended",
+                                path, strerror(error));
         return client_error(HVD_ERR_NO_DAEMON,
                             "hvd_open: no hvdd answers at %s (%s); start one with 'systemctl start "
                             "hvdd' or run under hvdrun",

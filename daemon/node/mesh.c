@@ -317,6 +317,8 @@ void node_mesh_close(struct node *node)
 
     free(node->mesh.ended);
     node->mesh.ended = NULL;
+    free(node->mesh.lost);
+    node->mesh.lost = NULL;
     if (node->mesh.port == 0)
         return;
     port_path(node, "", path);
@@ -358,6 +360,29 @@ static void refuse(struct node_engine *engine, int status, const char *text)
     node_link_send(engine, &msg, NULL, 0);
 }
 
+/* It waits for a host that never comes. What the rendezvous answers is late. */
+static void refuse_lost(struct node_engine *engine)
+{
+    engine->met = true;
+    refuse(engine, HVI_ERR_NODE_LOST, engine->node->mesh.lost);
+}
+
+void node_mesh_lost(struct node *node, const char *how)
+{
+    struct node_engine *engine;
+
+    if (node->mesh.lost == NULL)
+        node->mesh.lost = strdup(how); /* NULL: their time runs out */
+    if (node->mesh.lost == NULL)
+        return;
+    HVI_LOG(HVI_LOG_INFO, "mesh", "host-lost", how, ""); /* engines that wait for it warn */
+    DL_FOREACH(node->engines, engine)
+    {
+        if (engine->node_packet != NULL && !engine->met)
+            refuse_lost(engine);
+    }
+}
+
 void node_mesh_engine_node(struct node_engine *engine, const unsigned char *bytes, size_t length)
 {
     char text[HVI_TEXT_MAX + 1];
@@ -380,6 +405,10 @@ void node_mesh_engine_node(struct node_engine *engine, const unsigned char *byte
     engine->node_packet = copy;
     engine->node_packet_bytes = length;
     engine->met = false;
+    if (engine->node->mesh.lost != NULL) {
+        refuse_lost(engine);
+        return;
+    }
     if (engine->registration == 0)
         engine->registration = ++engine->node->mesh.registrations;
     HVI_LOG(HVI_LOG_INFO, "mesh", "node-complete",

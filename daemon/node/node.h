@@ -150,6 +150,7 @@ struct node_mesh {
     uint64_t start_timeout_ns;
     uint64_t registrations;     /* given out: a job's generations begin anew when it is forgotten */
     struct hvi_gate_msg *ended; /* the first rank whose process has ended; NULL: none has */
+    char *lost;                 /* how a host went whose ranks cannot attach any more; NULL: none */
 };
 
 struct node {
@@ -415,6 +416,8 @@ void node_mesh_rank_lost(struct node_engine *engine);
 /* hvdrun tells how a process ended, of the job for which it has started this hvdd. */
 void node_mesh_process_exited(struct node *node, const struct hvi_admin_request *request,
                               uid_t uid);
+/* hvdrun tells of another host, whose ranks cannot attach any more: `how`. Only the first one counts. */
+void node_mesh_lost(struct node *node, const char *how);
 /* A new gate: it is told what all engines wait for. */
 void node_mesh_tell_all(struct node *node);
 /* The rendezvous' answer goes to its engine. False: it is none. */

@@ -11,6 +11,7 @@
 
 #include "base/assert.h"
 #include "base/status.h"
+#include "base/utf8.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -170,10 +171,16 @@ static int on_signal(sd_event_source *source, const struct signalfd_siginfo *inf
 static int on_parent(sd_event_source *source, int fd, uint32_t events, void *user)
 {
     struct node *node = user;
-    char scratch[64];
+    char line[HVI_TEXT_MAX + 1];
 
     (void)source, (void)events;
-    ssize_t length = read(fd, scratch, sizeof(scratch));
+    ssize_t length = read(fd, line, sizeof(line) - 1);
+    if (length > 0) {
+        line[length] = '\0';
+        line[strcspn(line, "\n")] = '\0';
+        if (hvi_utf8_valid(line, strlen(line)))
+            node_mesh_lost(node, line);
+    }
     if (length > 0 || (length < 0 && (errno == EAGAIN || errno == EINTR)))
         return 0;
     node->parent = sd_event_source_disable_unref(node->parent);

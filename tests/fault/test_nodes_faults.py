@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from hvt import Daemon, Status, check_prompt, new_keys, program, scaled, sockets, wait_until
+from hvt import Daemon, Status, check_prompt, new_keys, procs, program, scaled, sockets, wait_until
 from hvt.build import BUILD
 from hvt.namespaces import mount
 from hvt.spread import SpreadJob
@@ -193,7 +193,61 @@ def test_an_agent_that_is_killed_while_its_node_waits_for_another_one_is_missed(
     second = waiting.nodes[1]
     at_ns = time.monotonic_ns()
     os.kill(waiting.agent_of(second), signal.SIGKILL)
-    check_told(waiting, [0], at_ns, (Status.ERR_JOB_STOPPED, Status.ERR_RANK_LOST), [f"{second.name}|rank 1", "hvdd|SIGKILL"])
+    statuses = (Status.ERR_JOB_STOPPED, Status.ERR_RANK_LOST, Status.ERR_NODE_LOST)
+    check_told(waiting, [0], at_ns, statuses, [f"{second.name}|rank 1", "hvdd|SIGKILL|agent"])
+
+
+@pytest.mark.parametrize("what", ["hvdd", "agent"])
+def test_a_host_that_is_lost_before_its_rank_opens_is_named_to_those_that_wait(waiting, what):
+    third = waiting.nodes[2]
+    pid = waiting.agent_of(third) if what == "agent" else waiting.process_of(third, what)
+    at_ns = time.monotonic_ns()
+    os.kill(pid, signal.SIGKILL)
+    check_told(waiting, [0, 1], at_ns, Status.ERR_NODE_LOST, [third.name, what])
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_daemon_that_is_killed_before_any_rank_opens_is_named_to_those_that_come(make_nodes, victim):
+    """Its own rank exits with 0 without a word. That of n1 is the one by which the nodes meet."""
+    nodes = make_nodes(2, ssh=True)
+    script = (f'touch up.$HVD_RANK; until [ -e go ]; do sleep 0.1; done; [ $HVD_RANK = {victim} ] && exit 0; '
+              'date +%s%N; "$PERF" -o barrier -i 1; code=$?; date +%s%N; exit $code')
+    with nodes[0].popen([program("hvdrun"), "-H", "n1:1,n2:1", "--no-prefix", "-x", f"PERF={program('hvd-perf')}", "sh", "-c", script],
+                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as launcher:
+        wait_until(lambda: all((nodes.shared / f"up.{rank}").exists() for rank in (0, 1)), "the ranks to run", 20)
+        os.kill(next(pid for pid, line in nodes[victim].processes().items() if procs.name(pid) == "hvdd" and "--private" in line),
+                signal.SIGKILL)
+        (nodes.shared / "go").touch()
+        out, err = launcher.communicate(timeout=60)
+    lost = rf"n{victim + 1}: the private hvdd \(pid \d+\) was killed by signal 9 \(SIGKILL\)"
+    assert re.search(rf"HVD_ERR_NODE_LOST: {lost}; ranks there cannot take part in the job any more", err), err
+    assert f"Process name: {1 - victim}" in err, err
+    began_ns, ended_ns = (int(line) for line in out.split("\n") if line.isdigit())
+    check_prompt("the rank that came was told", ended_ns - began_ns, LOST_NS)
+    for node in nodes:
+        node.check_clean(10)
+
+
+def test_a_cable_that_is_cut_while_nodes_wait_is_named_when_hvdrun_misses_the_host(make_nodes):
+    nodes = make_nodes(2, ssh=True)
+    job = SpreadJob(nodes, (1, 1), "--silence-time", "2", late=[1])
+    job.ranks[0].post_wait(job.ranks[0].submit("barrier"))
+    at_ns = time.monotonic_ns()
+    nodes[1].cut()
+    told(job, [0], at_ns, Status.ERR_NODE_LOST, ["n2", "silence-time|ssh"])
+    nodes[1].heal()
+    check_over(job)
+
+
+def test_a_rank_whose_daemon_is_gone_is_told_that_it_was_hvdruns(make_nodes):
+    nodes = make_nodes(2, ssh=True)
+    job = SpreadJob(nodes, (1, 1), late=[0, 1])
+    os.kill(job.process_of(nodes[1], "hvdd"), signal.SIGKILL)
+    wait_until(lambda: "nobody can attach any more" in job.said(), "hvdrun to see it")
+    job.ranks[1].post("open")
+    outcome = job.ranks[1].collect_outcome()
+    assert outcome.status == Status.ERR_NO_DAEMON and "the private one that hvdrun started for this job is gone" in outcome.text, outcome
+    check_over(job)
 
 
 def test_a_job_that_is_stopped_while_its_nodes_wait_is_so_on_all_of_them(waiting):

@@ -143,6 +143,13 @@ static void send_exits(void *context, const struct run_exit *exits, size_t count
     send_message(agent, &msg);
 }
 
+static void send_lost(void *context, const char *how)
+{
+    struct hvi_launch_msg msg = {.kind = HVI_LAUNCH_LOST};
+    put_text(&msg, how);
+    send_message(context, &msg);
+}
+
 /* ---- start ---- */
 
 static bool take_settings(struct agent *agent)
@@ -269,7 +276,7 @@ static void open_node(struct agent *agent)
         .results = agent->results,
         .call_fd = agent->call_fd,
         .log = &agent->log,
-        .calls = {.context = agent, .say = say, .exited = send_exits},
+        .calls = {.context = agent, .say = say, .exited = send_exits, .daemon_gone = send_lost},
     };
     agent->opened = true;
     if (run_node_open(&agent->node, &agent->plan, text, sizeof text) != 0) {
@@ -496,6 +503,9 @@ static bool take_running(struct agent *agent, const struct hvi_launch_msg *msg)
         return true;
     case HVI_LAUNCH_LOOK:
         look(agent);
+        return true;
+    case HVI_LAUNCH_LOST:
+        run_daemon_tell_lost(&agent->node.daemon, msg->text.text);
         return true;
     case HVI_LAUNCH_END:
         if (agent->failed) /* what could be started is being ended already */

@@ -4,6 +4,8 @@
 #include "base/clock.h"
 #include "base/mps.h"
 #include "base/status.h"
+#include "base/types.h"
+#include "base/utf8.h"
 #include "tools/common/mesh_key.h"
 
 #include <dirent.h>
@@ -274,6 +276,7 @@ static int start(const struct run_daemon_plan *plan, struct run_daemon *daemon, 
     close(parent[0]);
     close(log[1]);
     daemon->parent_fd = parent[1];
+    fcntl(daemon->parent_fd, F_SETFL, O_WRONLY | O_NONBLOCK);
     daemon->stderr_fd = log[0];
     status = wait_ready(plan, daemon, ready[0], text_p, size);
     close(ready[0]);
@@ -292,6 +295,18 @@ int run_daemon_start(const struct run_daemon_plan *plan, struct run_daemon *daem
     if (status != HVI_OK)
         run_daemon_stop(daemon_p);
     return status;
+}
+
+void run_daemon_tell_lost(const struct run_daemon *daemon, const char *how)
+{
+    char line[HVI_TEXT_MAX + 1];
+    const int length = (int)hvi_utf8_cut(how, strlen(how), sizeof line - 2);
+    if (daemon->parent_fd < 0)
+        return;
+    snprintf(line, sizeof line, "%.*s\n", length, how);
+    /* One that is full is read by nobody; a line is written whole. */
+    while (write(daemon->parent_fd, line, strlen(line)) < 0 && errno == EINTR)
+        continue;
 }
 
 static void wait_end(struct run_daemon *daemon, uint64_t deadline_ns)

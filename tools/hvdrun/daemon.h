@@ -11,7 +11,7 @@
 struct run_daemon {
     char dir[HVD_ADMIN_DIR_MAX + 1]; /* "" until it exists */
     struct run_proc proc;
-    int parent_fd; /* hvdd exits when this is closed, however hvdrun ends */
+    int parent_fd; /* hvdd exits when this is closed, however hvdrun ends; see run_daemon_tell_lost */
     int stderr_fd; /* what it logs; the caller reads it once started, and may take it (set to -1) */
 };
 
@@ -36,6 +36,8 @@ int run_daemon_start(const struct run_daemon_plan *plan, struct run_daemon *daem
                      size_t text_size);
 /* On which port it listens for the others' hvdds. 0: it does not. */
 uint32_t run_daemon_mesh_port(const struct run_daemon *daemon);
+/* Of another host no rank can attach any more: the sentence `how`. hvdd tells those that wait for it. */
+void run_daemon_tell_lost(const struct run_daemon *daemon, const char *how);
 /* Ends it (SIGTERM, then SIGKILL after 5 s) and removes the directory. Harmless on one that never
  * started. */
 void run_daemon_stop(struct run_daemon *daemon);

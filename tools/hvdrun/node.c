@@ -407,14 +407,16 @@ static void note_end(void *context, int index)
 static void look_at_daemon(void *context, int index)
 {
     struct run_node *node = context;
-    char fate[128];
+    char fate[128], how[200];
     (void)index;
     if (!run_proc_look(&node->daemon.proc))
         return;
     node->daemon_gone = true;
     hvi_fate_describe(node->daemon.proc.fate, fate, sizeof fate);
-    say(node, "the private hvdd (pid %d) %s; running jobs go on, but nobody can attach any more",
-        (int)node->daemon.proc.pid, fate);
+    snprintf(how, sizeof how, "the private hvdd (pid %d) %s", (int)node->daemon.proc.pid, fate);
+    say(node, "%s; running jobs go on, but nobody can attach any more", how);
+    if (node->plan->calls.daemon_gone != NULL)
+        node->plan->calls.daemon_gone(node->plan->calls.context, how);
 }
 
 static bool is_started_by_us(const struct run_node *node, pid_t pid)

@@ -30,6 +30,8 @@ struct run_node_calls {
     void (*say)(void *context, const char *text);
     /* These have ended together. */
     void (*exited)(void *context, const struct run_exit *exits, size_t count);
+    /* The private hvdd is gone: `how`. NULL: nobody else has to know. */
+    void (*daemon_gone)(void *context, const char *how);
 };
 
 /* What is to run. Lives as long as the node. */

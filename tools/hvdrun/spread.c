@@ -13,6 +13,7 @@
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "base/types.h"
 #include "tools/common/text.h"
 #include "tools/hvdrun/call.h"
 #include "tools/hvdrun/display.h"
@@ -75,6 +76,7 @@ struct spread {
 
     uint64_t beat_at_ns; /* the next one to all, who answer it */
     uint64_t looked_ns;  /* when we have last run */
+    bool lost;           /* a host's ranks cannot attach any more, and the other hosts know it */
     size_t looking;      /* hosts that have not said whether a rank of theirs is being killed */
 
     struct run_task task;
@@ -426,6 +428,27 @@ static bool take_output(struct spread *spread, const struct hvi_launch_data *dat
     return true;
 }
 
+/* No rank of that host attaches any more: ranks elsewhere do not wait for it. The first one counts. */
+__attribute__((format(printf, 3, 4))) static void
+tell_lost(struct spread *spread, const struct place *place, const char *format, ...)
+{
+    struct hvi_launch_msg msg = {.kind = HVI_LAUNCH_LOST};
+    char how[HVI_TEXT_MAX + 1], text[sizeof how + 512];
+    va_list args;
+    if (spread->lost || spread->end.over)
+        return;
+    spread->lost = true;
+    va_start(args, format);
+    vsnprintf(how, sizeof how, format, args);
+    va_end(args);
+    snprintf(text, sizeof text, "%.300s: %s; ranks there cannot take part in the job any more",
+             place->link.host->name, how);
+    text_safe(text, msg.text.text, sizeof msg.text.text);
+    for (size_t i = 0; i < spread->hosts->count; i++)
+        if (spread->places[i].running && &spread->places[i] != place)
+            run_link_send(&spread->places[i].link, &msg);
+}
+
 /* The job cannot go on, and this host's ranks, if they have not been started, never will be. */
 static void give_up(struct spread *spread, const struct run_host *host)
 {
@@ -466,6 +489,9 @@ static bool take_running(struct spread *spread, struct place *place,
         return has_rank(place->link.host, msg->data.rank) && take_output(spread, &msg->data);
     case HVI_LAUNCH_EXITED:
         return take_exited(spread, place, &msg->exited);
+    case HVI_LAUNCH_LOST:
+        tell_lost(spread, place, "%s", msg->text.text);
+        return true;
     case HVI_LAUNCH_LOOKED:
         if (spread->looking > 0 && --spread->looking == 0)
             run_end_looked(&spread->end);
@@ -552,12 +578,13 @@ static void check_links(struct spread *spread)
         place->running = false;
         if (!spread->end.over && !place->lost) {
             hvi_fate_describe(link->fate, how, sizeof how);
+            const char *who = link->text[0] != '\0' ? ""
+                              : link->host->here    ? "hvdrun --node "
+                                                    : "ssh ";
+            const char *what = link->text[0] != '\0' ? link->text : how;
             run_display_say(&spread->display, "lost the agent on %s: %s%s; it ends its ranks",
-                            link->host->name,
-                            link->text[0] != '\0' ? ""
-                            : link->host->here    ? "hvdrun --node "
-                                                  : "ssh ",
-                            link->text[0] != '\0' ? link->text : how);
+                            link->host->name, who, what);
+            tell_lost(spread, place, "hvdrun has lost its agent: %s%s", who, what);
             if (spread->exit_code == 0)
                 spread->exit_code = 1;
             if (spread->end.ranks[link->host->first_rank].pid == 0)

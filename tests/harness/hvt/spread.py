@@ -126,7 +126,8 @@ class SpreadJob(Job):
     def pid_of(self, rank: int) -> int:
         """A rank's process."""
         pipe = self.stderr.parent / f"in.{rank}"
-        return next(pid for pid in self.node_of(rank).processes() if procs.has_open(pid, 0, pipe))
+        return wait_until(lambda: next((pid for pid in self.node_of(rank).processes() if procs.has_open(pid, 0, pipe)), 0),
+                          f"the process of rank {rank}")
 
     def ctl_of(self, rank: int) -> Ctl:
         """hvdctl for the hvdd of a rank, on its node."""

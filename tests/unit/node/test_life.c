@@ -261,6 +261,22 @@ START_TEST(hvdd_ends_with_its_parent)
 }
 END_TEST
 
+START_TEST(what_its_parent_says_of_another_host_is_heard_and_ends_nothing)
+{
+    static const char words[] = "h2: it is gone\n\xff\n";
+    int holder;
+
+    rig_start(&rig, plain);
+    holder = rig_join(&rig, "a", 0, 1);
+    ck_assert_int_eq(write(rig.parent_fd, words, sizeof(words) - 1), sizeof(words) - 1);
+    rig_wait_log(&rig, "h2: it is gone", 1);
+    close(rig_join(&rig, "b", 0, 1));
+    rig_detach(holder);
+    rig_kill(&rig, SIGTERM);
+    ck_assert_int_eq(rig_wait(&rig), 0);
+}
+END_TEST
+
 START_TEST(an_idle_hvdd_ends_by_itself_but_not_while_somebody_is_attached)
 {
     static const char *const idle[] = {"--private", "--idle-exit=300ms", NULL};
@@ -652,6 +668,7 @@ int main(void)
     tcase_add_test(tcase, the_drain_timeout_stops_the_jobs);
     tcase_add_test(tcase, an_engine_that_will_not_stop_is_killed_after_a_grace);
     tcase_add_test(tcase, hvdd_ends_with_its_parent);
+    tcase_add_test(tcase, what_its_parent_says_of_another_host_is_heard_and_ends_nothing);
     tcase_add_test(tcase, an_idle_hvdd_ends_by_itself_but_not_while_somebody_is_attached);
     tcase_add_test(tcase, a_job_that_nobody_is_attached_to_waits_for_the_linger_time);
     tcase_add_test(tcase, jobs_outlive_hvdd_and_the_next_one_knows_them);

@@ -134,6 +134,10 @@ static void make_to_agent(unsigned index, struct hvi_launch_msg *msg)
     case 14:
         msg->kind = HVI_LAUNCH_BEAT;
         break;
+    case 15:
+        msg->kind = HVI_LAUNCH_LOST;
+        strcpy(msg->text.text, "h2: it is gone");
+        break;
     case 13:
         msg->kind = HVI_LAUNCH_LOOKED;
         break;
@@ -183,8 +187,8 @@ void hvt_launch_sample(unsigned index, struct hvi_launch_msg *msg_p)
     memset(msg_p, 0, sizeof *msg_p);
     if (index < 10)
         make_from_agent(index, msg_p);
-    else if (index < 25)
+    else if (index < 26)
         make_to_agent(index - 10, msg_p);
-    if (index >= 25)
-        make_of_relay(index - 25, msg_p);
+    if (index >= 26)
+        make_of_relay(index - 26, msg_p);
 }

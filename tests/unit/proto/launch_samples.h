@@ -5,7 +5,7 @@
 
 #include "proto/launch.h"
 
-#define HVT_LAUNCH_SAMPLES 31
+#define HVT_LAUNCH_SAMPLES 32
 
 /* What it points to is static: encode it, do not free it. */
 void hvt_launch_sample(unsigned index, struct hvi_launch_msg *msg_p);

@@ -130,10 +130,10 @@ START_TEST(what_makes_no_sense_is_not_sent)
     hvt_launch_sample(8, &msg);
     msg.text.code = 0;
     expect_refused("a failure with code 0");
-    hvt_launch_sample(25, &msg);
+    hvt_launch_sample(26, &msg);
     msg.pass.stream = 3;
     expect_refused("a third stream of a process");
-    hvt_launch_sample(28, &msg);
+    hvt_launch_sample(29, &msg);
     msg.open.command_bytes--;
     expect_refused("a command whose last word has no end");
 }

@@ -56,6 +56,9 @@ START_TEST(no_daemon_says_where_and_what_to_do)
     options.address = "/tmp/hvt-there-is-nothing";
     expect(HVD_ERR_NO_DAEMON, WORDS("no hvdd answers at /tmp/hvt-there-is-nothing/attach.sock",
                                     "No such file", "systemctl start hvdd", "hvdrun"));
+    options.address = "/tmp/hvdrun-that-is-gone";
+    expect(HVD_ERR_NO_DAEMON, WORDS("no hvdd answers at /tmp/hvdrun-that-is-gone/attach.sock",
+                                    "the private one that hvdrun started for this job is gone"));
     options.address = NULL;
     setenv("HVD_ADDRESS", "/tmp/hvt-neither-here", 1);
     expect(HVD_ERR_NO_DAEMON, WORDS("/tmp/hvt-neither-here/attach.sock"));

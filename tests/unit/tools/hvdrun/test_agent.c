@@ -483,14 +483,37 @@ START_TEST(jobs_go_on_when_hvdd_has_ended)
     be_first();
     write_hvdd("echo >/proc/self/fd/$ready\nsleep 0.1\nexit 3\n");
     run("read line; echo $line");
-    const struct hvi_launch_msg msg = hvt_talk_expect(&talk, HVI_LAUNCH_SAY);
+    struct hvi_launch_msg msg = hvt_talk_expect(&talk, HVI_LAUNCH_SAY);
     ck_assert_msg(strstr(msg.text.text, "exited with code 3; running jobs go on, but nobody can "
                                         "attach any more") != NULL,
                   "%s", msg.text.text);
+    msg = hvt_talk_expect(&talk, HVI_LAUNCH_LOST);
+    ck_assert_ptr_nonnull(strstr(msg.text.text, "the private hvdd (pid "));
+    ck_assert_ptr_nonnull(strstr(msg.text.text, ") exited with code 3"));
     send_data(HVI_LAUNCH_INPUT, "still here\n");
     hvt_talk_expect(&talk, HVI_LAUNCH_INPUT_TAKEN);
     ck_assert_int_eq(await_exits().code, 0);
     ck_assert_str_eq(talk.output[0], "still here\n");
+    end_well();
+}
+END_TEST
+
+START_TEST(what_another_host_has_lost_is_passed_to_hvdd)
+{
+    struct hvi_launch_msg lost = {.kind = HVI_LAUNCH_LOST};
+    be_first();
+    write_hvdd("echo >/proc/self/fd/$ready\nread line </proc/self/fd/$parent\necho \"heard $line\" "
+               ">&2\nexec cat /proc/self/fd/$parent\n");
+    run("read line");
+    snprintf(lost.text.text, sizeof lost.text.text, "h2: it is gone");
+    hvt_talk_send(&talk, &lost);
+    struct hvi_launch_msg msg = hvt_talk_expect(&talk, HVI_LAUNCH_LOG);
+    ck_assert_uint_eq(msg.data.bytes, strlen("heard h2: it is gone\n"));
+    ck_assert_mem_eq(msg.data.data, "heard h2: it is gone\n", msg.data.bytes);
+    hvi_launch_msg_free(&msg);
+    send_data(HVI_LAUNCH_INPUT, "\n");
+    hvt_talk_expect(&talk, HVI_LAUNCH_INPUT_TAKEN);
+    ck_assert_int_eq(await_exits().code, 0);
     end_well();
 }
 END_TEST
@@ -541,6 +564,7 @@ static TCase *make_daemon_case(void)
     tcase_add_test(tests, a_hvdd_that_is_not_there_is_told);
     tcase_add_test(tests, the_end_of_hvdrun_interrupts_the_start_of_hvdd);
     tcase_add_test(tests, jobs_go_on_when_hvdd_has_ended);
+    tcase_add_test(tests, what_another_host_has_lost_is_passed_to_hvdd);
     return tests;
 }
 
