@@ -220,7 +220,7 @@ def test_a_daemon_that_is_killed_before_any_rank_opens_is_named_to_those_that_co
         (nodes.shared / "go").touch()
         out, err = launcher.communicate(timeout=60)
     lost = rf"n{victim + 1}: the private hvdd \(pid \d+\) was killed by signal 9 \(SIGKILL\)"
-    assert re.search(rf"HVD_ERR_NODE_LOST: {lost}; ranks there cannot take part in the job any more", err), err
+    assert re.search(rf"HVD_ERR_NODE_LOST: (hvd_\w+: )?{lost}; ranks there cannot take part in the job any more", err), err
     assert f"Process name: {1 - victim}" in err, err
     began_ns, ended_ns = (int(line) for line in out.split("\n") if line.isdigit())
     check_prompt("the rank that came was told", ended_ns - began_ns, LOST_NS)

@@ -28,7 +28,9 @@ struct engine_net_wish {
     enum engine_net_purpose purpose;
     uint64_t deadline_ns, pause_ns;
     struct engine_net_conn conn; /* .fd < 0: not trying */
+    uint64_t began_ns;           /* the attempt */
     bool reached;                /* the connection is there, the handshake not over */
+    bool answered;               /* an attempt has, and .why says how it ended */
     sd_event_source *timer;
     char from[ENGINE_NET_ADDRESS_TEXT], why[128]; /* of the last attempt */
     struct engine_net_wish *prev, *next;
@@ -84,6 +86,7 @@ static void wake_after(struct engine_net_wish *wish, uint64_t delay_ns)
 static void try_later(struct engine_net_wish *wish, const char *why)
 {
     snprintf(wish->why, sizeof wish->why, "%s", why);
+    wish->answered = true;
     engine_net_conn_close(&wish->conn);
     wake_after(wish, wish->pause_ns);
     wish->pause_ns = wish->pause_ns * 2 < PAUSE_LAST_NS ? wish->pause_ns * 2 : PAUSE_LAST_NS;
@@ -160,6 +163,7 @@ static void attempt(struct engine_net_wish *wish)
     int fd = socket(to->ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 
     wish->conn.fd = fd;
+    wish->began_ns = hvi_clock_ns();
     wish->reached = false;
     if (fd < 0) {
         try_later(wish, strerror(errno));
@@ -182,8 +186,8 @@ static int on_timer(sd_event_source *source, uint64_t usec, void *user)
     struct engine_net_wish *wish = user;
 
     (void)source, (void)usec;
-    if (wish->conn.fd >=
-        0) /* what the attempt at the deadline has met is what people need to know */
+    /* What the attempt at the deadline has met is what people need to know, where it had time to meet something. */
+    if (wish->conn.fd >= 0 && (!wish->answered || hvi_clock_ns() - wish->began_ns >= PAUSE_LAST_NS))
         snprintf(wish->why, sizeof wish->why, "%s",
                  wish->reached ? "its engine does not go on with the handshake" : "no answer");
     if (hvi_deadline_passed(wish->deadline_ns)) {
