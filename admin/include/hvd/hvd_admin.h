@@ -33,9 +33,9 @@
  *   Versions  Numbers are frozen. The structures that the library fills in (rows, answers) only grow,
  *             at their end, and it hands out pointers to them. hvd_admin_request says its size: of an
  *             older program's what it does not have is 0, and a newer one's is refused where what
- *             this version does not know is not 0. hvd_admin_place never grows. What a header has that
- *             the one before had not begins a new HVD_ADMIN_VERSION_MINOR once that one is released: a
- *             program that may meet an older library compares hvd_admin_version() first. */
+ *             this version does not know is not 0. hvd_admin_place never grows. Once a
+ *             version is released, what is added begins a new HVD_ADMIN_VERSION_MINOR: a program that
+ *             may meet an older library compares hvd_admin_version() first. */
 #ifndef HVD_HVD_ADMIN_H
 #define HVD_HVD_ADMIN_H
 
