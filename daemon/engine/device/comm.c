@@ -171,6 +171,11 @@ static void list_missing(const struct engine_device_comm *comm, uint32_t except,
         list_one(text_p, text_size, length, "other nodes");
 }
 
+static bool is_joining(const struct engine_device_comm *comm, uint32_t place)
+{
+    return comm->own[place].asked && !comm->own[place].answered;
+}
+
 /* Workers cannot leave a join, and may be lost within it. */
 static void note_blame(struct engine_device *device, const struct engine_device_comm *comm)
 {
@@ -178,7 +183,7 @@ static void note_blame(struct engine_device *device, const struct engine_device_
 
     for (uint32_t i = 0; i < comm->count; i++) {
         struct engine_device_worker *worker = worker_at(device, comm, i);
-        if (!comm->own[i].asked || comm->own[i].answered)
+        if (!is_joining(comm, i))
             continue;
         list_missing(comm, i, missing, sizeof missing);
         if (missing[0] != '\0')
@@ -195,7 +200,7 @@ static void note_cause(struct engine_device *device, const struct engine_device_
 {
     for (uint32_t i = 0; i < comm->count; i++) {
         struct engine_device_worker *worker = worker_at(device, comm, i);
-        if (comm->own[i].asked && !comm->own[i].answered)
+        if (is_joining(comm, i))
             snprintf(worker->blame, sizeof worker->blame,
                      "; the communicator of process set %u has failed: %s", comm->set, text);
     }

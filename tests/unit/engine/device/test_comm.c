@@ -681,8 +681,8 @@ START_TEST(a_worker_that_is_lost_fails_what_it_is_asked_for)
 }
 END_TEST
 
-/* It has answered: what it is lost of later has nothing to do with that. */
-START_TEST(a_worker_that_has_answered_is_not_said_to_join)
+/* Both workers of this node, for generation 7; the ticket of the first one. */
+static uint64_t both_are_to_join(void)
 {
     uint64_t first;
 
@@ -692,6 +692,14 @@ START_TEST(a_worker_that_has_answered_is_not_said_to_join)
     answer(1, asked(1, true), true, "");
     first = told_to_join(0, 1, 0, &both);
     told_to_join(1, 1, 1, &both);
+    return first;
+}
+
+/* It has answered: what it is lost of later has nothing to do with that. */
+START_TEST(a_worker_that_has_answered_is_not_said_to_join)
+{
+    const uint64_t first = both_are_to_join();
+
     joins(0, first, HVI_ERR_LIMIT, "ncclCommInitRank: system error");
     ck_assert_ptr_nonnull(strstr(hvt_room_joined(1, HVI_ERR_LIMIT), "could not join"));
     told_to_drop(0, 1);
@@ -705,12 +713,7 @@ END_TEST
 /* Also when what it is to join has failed with another worker: it cannot leave. */
 START_TEST(a_worker_that_is_lost_in_a_join_names_the_set_and_those_that_have_not_come)
 {
-    begin(7);
-    start(1, &both);
-    answer(0, asked(0, false), false, "");
-    answer(1, asked(1, true), true, "");
-    told_to_join(0, 1, 0, &both);
-    told_to_join(1, 1, 1, &both);
+    both_are_to_join();
     hvt_room_lose(1, "it joins for too long");
     ck_assert_ptr_nonnull(
         strstr(hvt_room_joined(1, HVI_ERR_WORKER_LOST),
@@ -726,14 +729,8 @@ END_TEST
 /* It cannot leave, and ends by that. */
 START_TEST(a_worker_that_is_lost_in_a_join_that_has_failed_elsewhere_has_the_cause)
 {
-    uint64_t first;
+    const uint64_t first = both_are_to_join();
 
-    begin(7);
-    start(1, &both);
-    answer(0, asked(0, false), false, "");
-    answer(1, asked(1, true), true, "");
-    first = told_to_join(0, 1, 0, &both);
-    told_to_join(1, 1, 1, &both);
     joins(0, first, HVI_ERR_NO_MEMORY, "unhandled cuda error");
     ck_assert_ptr_nonnull(strstr(hvt_room_joined(1, HVI_ERR_NO_MEMORY), "could not join"));
     told_to_drop(0, 1);
