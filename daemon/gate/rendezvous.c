@@ -21,11 +21,12 @@
  * from a random one. */
 #include "daemon/gate/rendezvous.h"
 
+#include "daemon/gate/agree.h"
+
 #include "base/clock.h"
 #include "base/status.h"
 
 #include <arpa/inet.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -238,152 +239,6 @@ static void refuse_all(struct gate_rendezvous *rendezvous, struct gate_rendezvou
         refuse(rendezvous, &job->waiting->said, status, text);
         member_free(&job->waiting, job->waiting);
     }
-}
-
-/* ---- sentences ---- */
-
-struct sentence {
-    char text[HVI_TEXT_MAX + 1];
-    size_t used;
-};
-
-static void say(struct sentence *sentence, const char *format, ...)
-    __attribute__((format(printf, 2, 3)));
-
-static void say(struct sentence *sentence, const char *format, ...)
-{
-    size_t room = sizeof(sentence->text) - sentence->used;
-    va_list arguments;
-    int length;
-
-    va_start(arguments, format);
-    length = vsnprintf(sentence->text + sentence->used, room, format, arguments);
-    va_end(arguments);
-    if (length > 0)
-        sentence->used += (size_t)length < room ? (size_t)length : room - 1;
-}
-
-/* "0-3,8": the ranks of which `has` is `wanted`. */
-static void say_ranks(struct sentence *sentence, const bool *has, int32_t size, bool wanted)
-{
-    const char *separator = "";
-
-    for (int32_t first = 0; first < size; first++) {
-        int32_t last = first;
-        if (has[first] != wanted)
-            continue;
-        while (last + 1 < size && has[last + 1] == wanted)
-            last++;
-        say(sentence, last > first ? "%s%d-%d" : "%s%d", separator, first, last);
-        separator = ",";
-        first = last;
-    }
-}
-
-static void mark(bool *has, int32_t size, const struct gate_registration *said)
-{
-    for (size_t i = 0; i < said->engine.rank_count; i++)
-        if (said->engine.ranks[i] >= 0 && said->engine.ranks[i] < size)
-            has[said->engine.ranks[i]] = true;
-}
-
-static void say_node(struct sentence *sentence, const struct gate_registration *said)
-{
-    say(sentence, "%s (%s)", said->name, said->address[0] != '\0' ? said->address : "here");
-}
-
-/* ---- whether they agree ---- */
-
-static const char *transport_of(const struct gate_registration *said)
-{
-    return said->engine.transport[0] != '\0' ? said->engine.transport : "tcp";
-}
-
-/* True: the two cannot be in one job, and the sentence says why. */
-static bool contradict(const struct gate_registration *a, const struct gate_registration *b,
-                       struct sentence *sentence, int *status_p)
-{
-    if (a->engine.size != b->engine.size) {
-        say(sentence, "the nodes of job '%s' disagree about its size: ", a->job);
-        say_node(sentence, a);
-        say(sentence, " says %d, ", a->engine.size);
-        say_node(sentence, b);
-        say(sentence, " says %d", b->engine.size);
-        *status_p = HVI_ERR_BAD_SIZE;
-        return true;
-    }
-    for (size_t i = 0; i < a->engine.rank_count; i++) {
-        for (size_t k = 0; k < b->engine.rank_count; k++) {
-            if (a->engine.ranks[i] != b->engine.ranks[k])
-                continue;
-            say(sentence, "rank %d of job '%s' is on two nodes, ", a->engine.ranks[i], a->job);
-            say_node(sentence, a);
-            say(sentence, " and ");
-            say_node(sentence, b);
-            say(sentence, "; start each rank once");
-            *status_p = HVI_ERR_DUPLICATE_RANK;
-            return true;
-        }
-    }
-    if (a->engine.encrypt != b->engine.encrypt) {
-        say(sentence, "the nodes of job '%s' disagree about encryption: ", a->job);
-        say_node(sentence, a->engine.encrypt ? a : b);
-        say(sentence, " encrypts data connections, ");
-        say_node(sentence, a->engine.encrypt ? b : a);
-        say(sentence, " does not; give all of them HVD_ENCRYPT=1, or encrypt = yes in hvdd.conf");
-        *status_p = HVI_ERR_REFUSED;
-        return true;
-    }
-    if (strcmp(transport_of(a), transport_of(b)) != 0) {
-        say(sentence, "the nodes of job '%s' move data in two ways: net-transport is %s on ",
-            a->job, transport_of(a));
-        say_node(sentence, a);
-        say(sentence, " and %s on ", transport_of(b));
-        say_node(sentence, b);
-        say(sentence, "; set it to the same on all");
-        *status_p = HVI_ERR_MISMATCH;
-        return true;
-    }
-    if (a->engine.wire_oldest <= b->engine.wire_newest &&
-        b->engine.wire_oldest <= a->engine.wire_newest)
-        return false;
-    say(sentence, "the engines of job '%s' speak no common version: ", a->job);
-    say_node(sentence, a);
-    say(sentence, " speaks %u to %u, ", a->engine.wire_oldest, a->engine.wire_newest);
-    say_node(sentence, b);
-    say(sentence, " speaks %u to %u; install the same hvdd on both", b->engine.wire_oldest,
-        b->engine.wire_newest);
-    *status_p = HVI_ERR_VERSION;
-    return true;
-}
-
-/* HVI_OK, or why this registration makes no sense by itself. */
-static int check_alone(const struct gate_registration *said, struct sentence *sentence)
-{
-    const struct hvi_engine_node *engine = &said->engine;
-
-    if (engine->rank_count == 0 || engine->rank_count > (size_t)engine->size) {
-        say(sentence, "node ");
-        say_node(sentence, said);
-        say(sentence, " brings %zu ranks to job '%s' of size %d", engine->rank_count, said->job,
-            engine->size);
-        return HVI_ERR_BAD_SIZE;
-    }
-    for (size_t i = 0; i < engine->rank_count; i++) {
-        bool twice = false;
-        for (size_t k = 0; k < i; k++)
-            twice = twice || engine->ranks[k] == engine->ranks[i];
-        if (!twice && engine->ranks[i] >= 0 && engine->ranks[i] < engine->size)
-            continue;
-        say(sentence, "node ");
-        say_node(sentence, said);
-        say(sentence, twice ? " brings rank %d of job '%s' twice" : " brings rank %d to job '%s'",
-            engine->ranks[i], said->job);
-        if (!twice)
-            say(sentence, ", whose ranks are 0..%d", engine->size - 1);
-        return twice ? HVI_ERR_DUPLICATE_RANK : HVI_ERR_BAD_RANK;
-    }
-    return HVI_OK;
 }
 
 /* ---- meeting ---- */
@@ -618,14 +473,14 @@ static bool check_key(struct gate_rendezvous *rendezvous, const struct gate_rend
                       const struct gate_registration *said)
 {
     const struct member *first = job->waiting;
-    struct sentence sentence = {.text = ""};
+    struct gate_sentence sentence = {.text = ""};
 
     if (first == NULL || strcmp(first->said.key_digest, said->key_digest) == 0)
         return true;
-    say(&sentence, "node ");
-    say_node(&sentence, said);
-    say(&sentence, " has another job key (HVD_JOB_KEY) for job '%s' than ", said->job);
-    say_node(&sentence, &first->said);
+    gate_say(&sentence, "node ");
+    gate_say_node(&sentence, said);
+    gate_say(&sentence, " has another job key (HVD_JOB_KEY) for job '%s' than ", said->job);
+    gate_say_node(&sentence, &first->said);
     refuse(rendezvous, said, HVI_ERR_REFUSED, sentence.text);
     return false;
 }
@@ -653,13 +508,14 @@ static struct member *add(struct gate_rendezvous *rendezvous, struct gate_rendez
 static void settle(struct gate_rendezvous *rendezvous, struct gate_rendezvous_job *job,
                    const struct member *newest)
 {
-    struct sentence sentence = {.text = ""};
+    struct gate_sentence sentence = {.text = ""};
     const struct member *other;
     int status;
 
     DL_FOREACH(job->waiting, other)
     {
-        if (other == newest || !contradict(&other->said, &newest->said, &sentence, &status))
+        if (other == newest ||
+            !gate_agree_contradict(&other->said, &newest->said, &sentence, &status))
             continue;
         refuse_all(rendezvous, job, status, sentence.text);
         return;
@@ -671,9 +527,9 @@ void gate_rendezvous_register(struct gate_rendezvous *rendezvous,
                               const struct gate_registration *registration, uint64_t now_ns)
 {
     struct gate_rendezvous_job *job = job_find(rendezvous, registration->job, registration->uid);
-    struct sentence sentence = {.text = ""};
+    struct gate_sentence sentence = {.text = ""};
     struct member *member;
-    int status = check_alone(registration, &sentence);
+    int status = gate_agree_check(registration, &sentence);
 
     if (status != HVI_OK) {
         refuse(rendezvous, registration, status, sentence.text);
@@ -864,32 +720,32 @@ static void give_up(struct gate_rendezvous *rendezvous, struct gate_rendezvous_j
 {
     int32_t size = job->waiting->said.engine.size;
     bool *has = calloc((size_t)size, sizeof(*has));
-    struct sentence sentence = {.text = ""};
+    struct gate_sentence sentence = {.text = ""};
     const struct member *member;
     const char *separator = "";
 
-    say(&sentence, "job '%s' is not complete after the start timeout of %llu s: ", job->id,
-        (unsigned long long)(rendezvous->timeout_ns / HVI_NS_SEC));
+    gate_say(&sentence, "job '%s' is not complete after the start timeout of %llu s: ", job->id,
+             (unsigned long long)(rendezvous->timeout_ns / HVI_NS_SEC));
     if (has != NULL) {
         int32_t missing = size;
         DL_FOREACH(job->waiting, member)
-        mark(has, size, &member->said);
+        gate_mark_ranks(has, size, &member->said);
         for (int32_t rank = 0; rank < size; rank++)
             missing -= has[rank];
-        say(&sentence, missing == 1 ? "rank " : "ranks ");
-        say_ranks(&sentence, has, size, false);
-        say(&sentence, " of %d %s missing; ", size, missing == 1 ? "is" : "are");
+        gate_say(&sentence, missing == 1 ? "rank " : "ranks ");
+        gate_say_ranks(&sentence, has, size, false);
+        gate_say(&sentence, " of %d %s missing; ", size, missing == 1 ? "is" : "are");
     }
-    say(&sentence, "these nodes have come: ");
+    gate_say(&sentence, "these nodes have come: ");
     DL_FOREACH(job->waiting, member)
     {
-        say(&sentence, "%s", separator);
-        say_node(&sentence, &member->said);
+        gate_say(&sentence, "%s", separator);
+        gate_say_node(&sentence, &member->said);
         if (has != NULL) {
             memset(has, 0, (size_t)size * sizeof(*has));
-            mark(has, size, &member->said);
-            say(&sentence, " with ranks ");
-            say_ranks(&sentence, has, size, true);
+            gate_mark_ranks(has, size, &member->said);
+            gate_say(&sentence, " with ranks ");
+            gate_say_ranks(&sentence, has, size, true);
         }
         separator = ", ";
     }
