@@ -174,6 +174,7 @@ struct hvi_mesh_msg {
     uint64_t node, talk, peer_talk, number, heard;
     int32_t status;
     char text[HVI_TEXT_MAX + 1];
+    uint64_t hvdd_silent_ns; /* 0: for less than a second */
     enum hvi_mesh_kind kind;
     union {
         struct hvi_mesh_hello hello;

@@ -260,6 +260,8 @@ static void handle(struct engine *engine)
 {
     struct hvi_packet_msg msg;
     char why[256];
+
+    engine_rendezvous_heard(engine);
     int status =
         hvi_packet_msg_decode(engine->packet.bytes, engine->packet.length, &msg, why, sizeof why);
 
@@ -443,6 +445,7 @@ static int on_retry(sd_event_source *source, uint64_t usec, void *user)
         return 0;
     }
     engine->sessions.alone = false;
+    engine_rendezvous_heard(engine);
     forget_untold(engine);
     engine_device_ask_again(&engine->device);
     engine_rendezvous_tell(engine);

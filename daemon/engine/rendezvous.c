@@ -20,7 +20,10 @@
 /* The rendezvous knows which nodes are missing, and the gate whether there is one: their answers, 5 s after the time
  * that they count from the node's last rank on, have this much longer. */
 #define GRACE_NS (7 * HVI_NS_SEC)
-#define ALONE_NS (10 * HVI_NS_SEC) /* for a new hvdd, which a service has within a second */
+#define ALONE_NS                                                                                   \
+    (10 *                                                                                          \
+     HVI_NS_SEC) /* for a new hvdd, which a service has within a second; for one that stands still */
+#define LATE_NS HVI_NS_SEC /* a timer that comes so late: this process stood still */
 
 static bool waits(const struct engine *engine)
 {
@@ -109,6 +112,29 @@ static bool is_alone_for_good(const struct engine *engine, uint64_t now_ns)
     return engine->sessions.alone && now_ns >= alone_until_ns(engine);
 }
 
+/* hvdd asks each second whether the engine lives, where it was not told not to. */
+static uint64_t still_until_ns(const struct engine *engine)
+{
+    const bool is_asked =
+        atomic_load_explicit(&engine->bell->silence_ns, memory_order_relaxed) != 0;
+
+    return engine->sessions.alone || !is_asked ? UINT64_MAX
+                                               : engine->rendezvous.heard_ns + ALONE_NS;
+}
+
+static void fail_still(struct engine *engine, const char *what)
+{
+    char text[HVI_TEXT_MAX + 1], node[HVI_WIRE_NODE_NAME] = "";
+
+    gethostname(node, sizeof node - 1);
+    snprintf(
+        text, sizeof text,
+        "hvdd on %s has said nothing for %u s, and job '%s' still waits for %s: it was stopped, "
+        "or is stuck; end it, and start the job again",
+        node, (unsigned)(ALONE_NS / HVI_NS_SEC), engine->start.job, what);
+    fail(engine, HVI_ERR_JOB_STOPPED, text);
+}
+
 static void fail_alone(struct engine *engine, const char *what)
 {
     char text[HVI_TEXT_MAX + 1], node[HVI_WIRE_NODE_NAME] = "";
@@ -136,21 +162,41 @@ static void arm(struct engine *engine)
         due_ns = engine->rendezvous.warned_ns + warn_ns;
     if (engine->sessions.alone && alone_until_ns(engine) < due_ns)
         due_ns = alone_until_ns(engine);
+    if (still_until_ns(engine) < due_ns)
+        due_ns = still_until_ns(engine);
+    engine->rendezvous.due_ns = due_ns;
     sd_event_source_set_time_relative(engine->rendezvous.timer,
                                       due_ns > now_ns ? (due_ns - now_ns) / 1000 + 1 : 0);
     sd_event_source_set_enabled(engine->rendezvous.timer, SD_EVENT_ONESHOT);
 }
 
+static void warn(struct engine *engine, const char *what, uint64_t now_ns)
+{
+    char text[HVI_TEXT_MAX + 1];
+
+    snprintf(text, sizeof text, "the job waits for %s", what);
+    engine->rendezvous.warned_ns = now_ns;
+    HVI_LOG(HVI_LOG_WARN, "rendezvous", "waits-for-nodes", text, "job=%s age_ms=%llu",
+            engine->start.job, (unsigned long long)((now_ns - engine->started_ns) / HVI_NS_MS));
+}
+
 static int on_timer(sd_event_source *source, uint64_t usec, void *user)
 {
     struct engine *engine = user;
+    uint64_t now_ns = hvi_clock_ns(), warn_ns = engine->watch.stall_warn_ns;
     char what[256], text[HVI_TEXT_MAX + 1];
 
     (void)source, (void)usec;
     if (!waits(engine))
         return 0;
     describe(engine, what, sizeof what);
-    if (is_alone_for_good(engine, hvi_clock_ns())) {
+    if (now_ns > engine->rendezvous.due_ns + LATE_NS)
+        engine->rendezvous.heard_ns = now_ns; /* what hvdd has said meanwhile is not read yet */
+    if (now_ns >= still_until_ns(engine)) {
+        fail_still(engine, what);
+        return 0;
+    }
+    if (is_alone_for_good(engine, now_ns)) {
         fail_alone(engine, what);
         return 0;
     }
@@ -161,11 +207,8 @@ static int on_timer(sd_event_source *source, uint64_t usec, void *user)
         fail(engine, HVI_ERR_NODE_LOST, text);
         return 0;
     }
-    snprintf(text, sizeof text, "the job waits for %s", what);
-    engine->rendezvous.warned_ns = hvi_clock_ns();
-    HVI_LOG(HVI_LOG_WARN, "rendezvous", "waits-for-nodes", text, "job=%s age_ms=%llu",
-            engine->start.job,
-            (unsigned long long)((engine->rendezvous.warned_ns - engine->started_ns) / HVI_NS_MS));
+    if (warn_ns > 0 && now_ns >= engine->rendezvous.warned_ns + warn_ns)
+        warn(engine, what, now_ns);
     arm(engine);
     return 0;
 }
@@ -176,6 +219,7 @@ int engine_rendezvous_open(struct engine *engine)
 
     rendezvous->timeout_ns = ENGINE_START_NS;
     rendezvous->warned_ns = engine->started_ns;
+    rendezvous->heard_ns = hvi_clock_ns();
     if (sd_event_add_time_relative(engine->event, &rendezvous->timer, CLOCK_MONOTONIC, 0, 1000,
                                    on_timer, engine) < 0)
         return HVI_ERR_NO_MEMORY;
@@ -379,6 +423,11 @@ void engine_rendezvous_roster(struct engine *engine, const struct hvi_engine_ros
             (unsigned long long)engine->start.generation, roster->epoch, roster->node_count,
             roster->node);
     engine_rendezvous_close(engine);
+}
+
+void engine_rendezvous_heard(struct engine *engine)
+{
+    engine->rendezvous.heard_ns = hvi_clock_ns();
 }
 
 void engine_rendezvous_alone(struct engine *engine, uint64_t since_ns)

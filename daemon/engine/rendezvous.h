@@ -29,6 +29,8 @@ struct engine_rendezvous {
     uint64_t warned_ns; /* when the log last said what is waited for */
     uint16_t port;      /* 0: not listening yet */
     uint64_t alone_ns;  /* since when hvdd is gone, while sessions.alone */
+    uint64_t heard_ns;  /* when hvdd last said something */
+    uint64_t due_ns;    /* the timer's time */
     bool untold;        /* EngineNode is due: the link was full */
     bool met;           /* the roster is there; engines connect */
     struct sd_event_source *timer;
@@ -45,6 +47,8 @@ void engine_rendezvous_configure(struct engine *engine, const char *text);
 void engine_rendezvous_tell(struct engine *engine);
 /* hvdd is gone, by which the nodes would meet: if none comes back, the job ends. */
 void engine_rendezvous_alone(struct engine *engine, uint64_t since_ns);
+/* hvdd has said something. */
+void engine_rendezvous_heard(struct engine *engine);
 /* The rendezvous' answer. */
 void engine_rendezvous_roster(struct engine *engine, const struct hvi_engine_roster *roster);
 /* The job's engines are connected: what was submitted is taken in, and ranks that want to leave do. */

@@ -538,6 +538,8 @@ static void handle_hosts(struct mesh_seed *seed, uint64_t from, struct hvi_mesh_
         struct hvi_mesh_host *host = &said->hosts[i];
         if (host->node == seed->mesh->gate->start.node)
             continue;
+        if (host->node == from)
+            snprintf(seed->called, sizeof(seed->called), "%s", host->name);
         if (host->node == from && host->text[0] == '\0')
             snprintf(host->text, sizeof(host->text), "%s", seed->address);
         if (host->gone)
@@ -820,9 +822,48 @@ static void give_up_late(struct gate_mesh *mesh, uint64_t now_ns)
     }
 }
 
+/* The rendezvous that has the registration is not heard any more, and there is no other one. */
+static bool has_lost_seed(const struct gate_mesh *mesh, const struct mesh_own *own, uint64_t now_ns)
+{
+    const struct mesh_seed *seed = own->at;
+
+    if (own->answered || own->gone || seed == NULL || seed->here || seed->heard_ns == 0)
+        return false;
+    /* Not heard since: it does not know of the registration. */
+    if (seed->heard_ns < own->since_ns)
+        return mesh->gate->start.one_job &&
+               now_ns >= mesh_silent_since(mesh, own->since_ns) + MESH_GONE_NS;
+    for (size_t i = 0; i < mesh->seed_count; i++)
+        if (&mesh->seeds[i] != seed && is_up(&mesh->seeds[i]))
+            return false;
+    return now_ns >= mesh_silent_since(mesh, seed->heard_ns) + mesh_missing_ns(mesh);
+}
+
+static void lose_seeds(struct gate_mesh *mesh, uint64_t now_ns)
+{
+    char text[HVI_TEXT_MAX + 1];
+    struct mesh_own *own;
+
+    DL_FOREACH(mesh->own, own)
+    {
+        if (!has_lost_seed(mesh, own, now_ns))
+            continue;
+        const struct mesh_seed *seed = own->at;
+        snprintf(text, sizeof(text),
+                 "node %s (%s), where the nodes of job '%s' meet, is lost before they have: for "
+                 "%.1f s node %s has heard nothing of it",
+                 seed->called[0] != '\0' ? seed->called : seed->name, seed->endpoint,
+                 own->registered.job, (double)(now_ns - seed->heard_ns) / (double)HVI_NS_SEC,
+                 mesh->name);
+        own->answered = true;
+        mesh_tell_error(mesh, &own->registered, HVI_ERR_NODE_LOST, text);
+    }
+}
+
 void mesh_join_tick(struct gate_mesh *mesh, uint64_t now_ns)
 {
     place_all(mesh);
+    lose_seeds(mesh, now_ns);
     for (size_t i = 0; i < mesh->seed_count; i++) {
         struct mesh_seed *seed = &mesh->seeds[i];
         if (seed->socket != NULL)

@@ -117,6 +117,7 @@ static void read_message(struct gate *gate)
     struct hvi_gate_msg msg;
     char text[200] = "it has a descriptor";
 
+    gate->heard_ns = hvi_clock_ns();
     if (packet->fd_count == 0 &&
         hvi_gate_msg_decode(packet->bytes, packet->length, &msg, text, sizeof(text)) == HVI_OK) {
         if (!handle(gate, &msg))
@@ -178,6 +179,7 @@ int gate_link_start(struct gate *gate, int link_fd, int listen_fds_p[2])
         goto bad;
     }
     gate->link_fd = link_fd;
+    gate->heard_ns = hvi_clock_ns();
     gate->start = msg.start;
     for (uint32_t i = 0; i < 2; i++)
         listen_fds_p[i] = hvi_packet_take_fd(packet, i);

@@ -17,6 +17,7 @@
 
 #include <utlist.h>
 
+#define HVDD_STILL    "its hvdd has said nothing: it was stopped, or is stuck"
 #define HOSTS_AT_ONCE 128u /* in one message; at most HVI_MESH_HOSTS_MAX */
 
 struct mesh_peer {
@@ -34,6 +35,16 @@ struct mesh_peer {
     int connection; /* its last message's */
     uint64_t heard_ns;
     bool refused; /* its version was: said once */
+    bool still;   /* its hvdd stands still */
+    uint64_t still_since_ns;
+};
+
+/* Where hvdrun has started the hvdds, each host that was there is one of the job, whether its ranks have come or not. */
+struct mesh_gone {
+    struct mesh_gone *prev, *next;
+    uint64_t node, since_ns;
+    char name[HVI_WIRE_NODE_NAME], address[HVI_WIRE_NODE_ADDRESS];
+    const char *why;
 };
 
 /* ---- peers ---- */
@@ -50,9 +61,42 @@ static struct mesh_peer *peer_find(const struct gate_mesh *mesh, uint64_t node)
     return NULL;
 }
 
-static void peer_free(struct gate_mesh *mesh, struct mesh_peer *peer)
+static void note_gone(struct gate_mesh *mesh, const struct mesh_peer *peer, const char *why)
 {
-    gate_rendezvous_forget(&mesh->rendezvous, peer->node);
+    struct mesh_gone *gone = NULL;
+
+    if (mesh->gate->start.one_job && peer->greeted)
+        gone = calloc(1, sizeof(*gone));
+    if (gone == NULL)
+        return; /* those that wait for it have their time run out */
+    gone->node = peer->node;
+    gone->since_ns = mesh_silent_since(mesh, peer->heard_ns);
+    gone->why = why;
+    snprintf(gone->name, sizeof(gone->name), "%s", peer->name);
+    snprintf(gone->address, sizeof(gone->address), "%s", peer->seen);
+    DL_APPEND(mesh->gone, gone);
+}
+
+/* It is back, or there will be no rendezvous any more: `node` 0 is any. */
+static void forget_gone(struct gate_mesh *mesh, uint64_t node)
+{
+    struct mesh_gone *gone, *spare;
+
+    DL_FOREACH_SAFE(mesh->gone, gone, spare)
+    {
+        if (node != 0 && gone->node != node)
+            continue;
+        DL_DELETE(mesh->gone, gone);
+        free(gone);
+    }
+}
+
+/* `why` it is not there any more. */
+static void peer_free(struct gate_mesh *mesh, struct mesh_peer *peer, const char *why)
+{
+    note_gone(mesh, peer, why);
+    gate_rendezvous_missing(&mesh->rendezvous, peer->node, why,
+                            mesh_silent_since(mesh, peer->heard_ns), false);
     DL_DELETE(mesh->peers, peer);
     mesh->peer_count--;
     mesh_query_gone(mesh, peer->node);
@@ -77,6 +121,7 @@ static struct mesh_peer *peer_new(struct gate_mesh *mesh, uint64_t node,
     gate_talk_init(&peer->talk, mesh_random(), false);
     DL_APPEND(mesh->peers, peer);
     mesh->peer_count++;
+    forget_gone(mesh, node);
     return peer;
 }
 
@@ -406,6 +451,17 @@ static void refuse_version(struct mesh_peer *peer, const char *text)
     mesh_send(peer->mesh, peer->mesh->socket, peer->route, &msg);
 }
 
+/* A hvdd that stands still hears nothing of a roster. */
+static void note_still(struct gate_mesh *mesh, uint64_t node, uint64_t silent_ns, bool *still)
+{
+    if (silent_ns > 0)
+        gate_rendezvous_missing(&mesh->rendezvous, node, HVDD_STILL, hvi_clock_ns() - silent_ns,
+                                true);
+    else if (*still)
+        gate_rendezvous_back(&mesh->rendezvous, node);
+    *still = silent_ns > 0;
+}
+
 static void take(struct gate_mesh *mesh, struct hvi_mesh_msg *msg, const struct gate_sender *from)
 {
     struct mesh_peer *peer = peer_of(mesh, msg, from);
@@ -429,6 +485,9 @@ static void take(struct gate_mesh *mesh, struct hvi_mesh_msg *msg, const struct 
     }
     if ((news & GATE_TALK_BODY) != 0)
         handle_body(peer, msg);
+    if (!peer->still)
+        peer->still_since_ns = hvi_clock_ns() - msg->hvdd_silent_ns;
+    note_still(mesh, peer->node, msg->hvdd_silent_ns, &peer->still);
     flush_all(mesh);
 }
 
@@ -467,7 +526,7 @@ static void disconnected(void *user, int connection)
         HVI_LOG(HVI_LOG_INFO, "mesh", "node-left", "the connection of a node has ended",
                 "node=%s name=%s address=%s", peer->route, peer->name, peer->seen);
         tell_lost(peer, "its connection has ended");
-        peer_free(mesh, peer);
+        peer_free(mesh, peer, "it has not been heard: its connection has ended, or was cut");
     }
 }
 
@@ -528,7 +587,8 @@ int mesh_listen_open(struct gate_mesh *mesh, char *text_p, size_t text_size)
                                 text_p, text_size);
     if (status != HVI_OK)
         return status;
-    gate_rendezvous_init(&mesh->rendezvous, &rendezvous_calls, mesh, start->start_timeout_ns);
+    gate_rendezvous_init(&mesh->rendezvous, &rendezvous_calls, mesh, start->start_timeout_ns,
+                         mesh_missing_ns(mesh));
     gate_hosts_begin(&mesh->hosts, hvi_clock_ns());
     mesh->hosts.told = true;
     set_own_address(mesh);
@@ -554,7 +614,7 @@ void mesh_listen_allowed(struct gate_mesh *mesh)
                 "a node that is no longer in the allow-list is forgotten",
                 "node=%s name=%s address=%s", peer->route, peer->name, peer->seen);
         tell_lost(peer, "it is no longer in the allow-list");
-        peer_free(mesh, peer);
+        peer_free(mesh, peer, "it is no longer in the allow-list of the node where they meet");
     }
 }
 
@@ -599,11 +659,47 @@ const char *mesh_listen_name(const struct gate_mesh *mesh, uint64_t node)
     return peer != NULL ? peer->name : "";
 }
 
+/* They wait for a host that does not come any more. */
+static void tell_gone(struct gate_mesh *mesh, const char *name, const char *address,
+                      uint64_t silent_ns, const char *why)
+{
+    char text[HVI_TEXT_MAX + 1];
+
+    snprintf(text, sizeof(text),
+             "node %s (%s) is lost, before all nodes of the job had met: for %.1f s %s", name,
+             address, (double)silent_ns / (double)HVI_NS_SEC, why);
+    gate_rendezvous_end(&mesh->rendezvous, HVI_ERR_NODE_LOST, text);
+}
+
+static void look_for_gone(struct gate_mesh *mesh, uint64_t now_ns)
+{
+    const uint64_t own_ns = mesh_hvdd_silent_ns(mesh, now_ns);
+    const struct mesh_gone *gone;
+    const struct mesh_peer *peer;
+
+    if (!mesh->gate->start.one_job)
+        return;
+    if (own_ns >= MESH_GONE_NS)
+        tell_gone(mesh, mesh->name, mesh->rendezvous.own_address, own_ns, HVDD_STILL);
+    DL_FOREACH(mesh->gone, gone)
+    {
+        if (now_ns >= gone->since_ns + MESH_GONE_NS)
+            tell_gone(mesh, gone->name, gone->address, now_ns - gone->since_ns, gone->why);
+    }
+    DL_FOREACH(mesh->peers, peer)
+    {
+        if (peer->still && now_ns >= peer->still_since_ns + MESH_GONE_NS)
+            tell_gone(mesh, peer->name, peer->seen, now_ns - peer->still_since_ns, HVDD_STILL);
+    }
+}
+
 void mesh_listen_tick(struct gate_mesh *mesh, uint64_t now_ns)
 {
     struct mesh_peer *peer, *spare;
 
+    note_still(mesh, mesh->gate->start.node, mesh_hvdd_silent_ns(mesh, now_ns), &mesh->still);
     gate_rendezvous_tick(&mesh->rendezvous, now_ns);
+    look_for_gone(mesh, now_ns);
     DL_FOREACH_SAFE(mesh->peers, peer, spare)
     {
         if (peer->behind && gate_talk_has_heard(&peer->talk, peer->talk.said))
@@ -613,7 +709,7 @@ void mesh_listen_tick(struct gate_mesh *mesh, uint64_t now_ns)
         HVI_LOG(HVI_LOG_INFO, "mesh", "node-silent", "a node has not been heard and is forgotten",
                 "node=%s name=%s address=%s", peer->route, peer->name, peer->seen);
         tell_lost(peer, "it has not been heard");
-        peer_free(mesh, peer);
+        peer_free(mesh, peer, "it has not been heard");
     }
     flush_all(mesh);
 }
@@ -691,7 +787,8 @@ void mesh_listen_rows(const struct gate_mesh *mesh, uint64_t now_ns, struct hvi_
 void mesh_listen_close(struct gate_mesh *mesh)
 {
     while (mesh->peers != NULL)
-        peer_free(mesh, mesh->peers);
+        peer_free(mesh, mesh->peers, "");
+    forget_gone(mesh, 0);
     gate_hosts_fini(&mesh->hosts);
     gate_rendezvous_fini(&mesh->rendezvous);
 }

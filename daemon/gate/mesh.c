@@ -17,10 +17,12 @@
 #include <sys/random.h>
 #include <sys/socket.h>
 
-#define TICK_US 100000u
-#define OPEN_NS (2 * HVI_NS_SEC)
-#define LOOK_NS (2 * HVI_NS_SEC)
-#define LAST_NS HVI_NS_SEC
+#define TICK_US  100000u
+#define LATE_NS  (500 * HVI_NS_MS) /* a tick that comes so late: this process stood still */
+#define STILL_NS HVI_NS_SEC        /* hvdd says something four times a second */
+#define OPEN_NS  (2 * HVI_NS_SEC)
+#define LOOK_NS  (2 * HVI_NS_SEC)
+#define LAST_NS  HVI_NS_SEC
 
 uint64_t mesh_random(void)
 {
@@ -30,6 +32,29 @@ uint64_t mesh_random(void)
         if (getrandom(&number, sizeof(number), 0) != (ssize_t)sizeof(number))
             number = 0;
     return number;
+}
+
+uint64_t mesh_hvdd_silent_ns(const struct gate_mesh *mesh, uint64_t now_ns)
+{
+    const uint64_t since_ns = mesh_silent_since(mesh, mesh->gate->heard_ns);
+
+    if (mesh->orphan_ns != 0 || now_ns < since_ns + STILL_NS)
+        return 0;
+    return now_ns - since_ns;
+}
+
+uint64_t mesh_missing_ns(const struct gate_mesh *mesh)
+{
+    return mesh->gate->start.one_job ? MESH_MISSING_NS : MESH_MISSING_SERVICE_NS;
+}
+
+uint64_t mesh_silent_since(const struct gate_mesh *mesh, uint64_t heard_ns)
+{
+    const uint64_t now_ns = hvi_clock_ns();
+
+    if (now_ns > mesh->tick_ns + LATE_NS)
+        return now_ns;
+    return heard_ns > mesh->awake_ns ? heard_ns : mesh->awake_ns;
 }
 
 void mesh_route(uint64_t node, char route_p[GATE_ROUTE_TEXT])
@@ -44,6 +69,7 @@ void mesh_send(struct gate_mesh *mesh, struct gate_socket *socket, const char *r
 
     msg->oldest = msg->newest = HVI_MESH_VERSION;
     msg->node = mesh->gate->start.node;
+    msg->hvdd_silent_ns = mesh_hvdd_silent_ns(mesh, hvi_clock_ns());
     if (hvi_mesh_msg_encode(msg, mesh->encoded, sizeof(mesh->encoded), &length) == HVI_OK)
         gate_socket_send(socket, route, mesh->encoded, length);
     else
@@ -427,6 +453,9 @@ static int on_tick(sd_event_source *source, uint64_t usec, void *user)
     (void)usec;
     sd_event_source_set_time_relative(source, TICK_US);
     sd_event_source_set_enabled(source, SD_EVENT_ONESHOT);
+    if (now_ns > mesh->tick_ns + LATE_NS)
+        mesh->awake_ns = now_ns;
+    mesh->tick_ns = now_ns;
     if (!mesh->open && now_ns >= mesh->open_ns)
         open_and_tell(mesh);
     else if (mesh->open && mesh->of_nodes && now_ns >= mesh->look_ns)

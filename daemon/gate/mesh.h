@@ -14,8 +14,15 @@
 #define MESH_PEERS_MAX HVI_WIRE_NODES_MAX
 #define MESH_SEEDS_MAX 4u               /* libzmq has two threads for each */
 #define MESH_SILENT_NS (5 * HVI_NS_SEC) /* a node that has said nothing for so long is gone */
+/* A node that waits for others and has been missing for so long is lost: where hvdrun has started the hvdds nothing takes the place
+ * of one that is gone. A service's may be started anew. */
+#define MESH_MISSING_NS         (1600 * HVI_NS_MS)
+#define MESH_MISSING_SERVICE_NS (10 * HVI_NS_SEC)
+/* So is a host of hvdrun's that was there, and whose ranks have not come. */
+#define MESH_GONE_NS (12 * HVI_NS_SEC)
 
 struct mesh_peer;
+struct mesh_gone;
 struct mesh_own;
 struct mesh_query;
 
@@ -29,6 +36,7 @@ struct mesh_seed {
     struct gate_socket *socket; /* NULL: its key is not known yet */
     struct gate_talk talk;
     char address[HVI_WIRE_NODE_ADDRESS]; /* where it was found; "": not yet */
+    char called[HVI_WIRE_NODE_NAME];     /* what it says that its node is called; "": nothing yet */
     uint64_t heard_ns;                   /* when it last said something; 0: never */
     char failure[HVI_TEXT_MAX + 1];      /* why it does not */
     uint64_t refused_ns;                 /* when it last said that its version is another one */
@@ -44,9 +52,11 @@ struct gate_mesh {
     struct gate_keys keys;
     char name[HVI_WIRE_NODE_NAME]; /* of this node: the allow-list's, else its host's */
     sd_event_source *tick;
-    uint64_t open_ns;                      /* when to try to open it again */
-    uint64_t look_ns;                      /* when to look at the allow-list again */
-    uint64_t orphan_ns;                    /* when to end at the latest; 0: hvdd lives */
+    uint64_t open_ns;   /* when to try to open it again */
+    uint64_t look_ns;   /* when to look at the allow-list again */
+    uint64_t orphan_ns; /* when to end at the latest; 0: hvdd lives */
+    uint64_t tick_ns,
+        awake_ns; /* the last tick; since when they come in time: no other node is blamed for what was before */
     char left_out[HVI_TEXT_MAX + 1];       /* of the allow-list: what was logged */
     char failure[HVI_TEXT_MAX + 1];        /* why it is not open */
     char announced[HVI_WIRE_NODE_ADDRESS]; /* HVD_INTERFACE's; "": none */
@@ -59,10 +69,12 @@ struct gate_mesh {
     char endpoint[HVI_WIRE_PATH]; /* ADDRESS:PORT */
     uint32_t port;
     struct gate_rendezvous rendezvous;
+    bool still;     /* this node's hvdd stands still */
     bool own_fixed; /* the rendezvous' own address is configured, not learnt */
     struct mesh_peer *peers;
     uint32_t peer_count;
-    struct gate_hosts hosts; /* of these */
+    struct mesh_gone *gone;  /* hosts of hvdrun's that were there */
+    struct gate_hosts hosts; /* of the peers */
 
     /* join.c */
     struct mesh_seed seeds[MESH_SEEDS_MAX];
@@ -88,6 +100,12 @@ void mesh_send(struct gate_mesh *mesh, struct gate_socket *socket, const char *r
 /* True: both sides speak a version in common. Else a sentence; `name` is the other node. */
 bool mesh_speaks(const struct gate_mesh *mesh, const struct hvi_mesh_msg *msg, const char *name,
                  char *text_p, size_t text_size);
+/* For so long this node's hvdd has said nothing; 0: for less than a second. */
+uint64_t mesh_hvdd_silent_ns(const struct gate_mesh *mesh, uint64_t now_ns);
+/* For so long a node that waits may be missing. */
+uint64_t mesh_missing_ns(const struct gate_mesh *mesh);
+/* Since when a node that was last heard then says nothing: while this gate stood still, it could not be heard. */
+uint64_t mesh_silent_since(const struct gate_mesh *mesh, uint64_t heard_ns);
 /* One line a second. */
 void mesh_log_refused(struct gate_mesh *mesh, const char *why, const char *address);
 /* A NodeRoster for hvdd. */

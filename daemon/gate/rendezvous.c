@@ -5,8 +5,8 @@
  *                  |  ^                                       |
  *                  |  +--one with another number-----------------+
  *                  +--withdrawn, or replaced by a later registration of the same node
- *                  +--they contradict each other, time is over, or one is withdrawn with a reason: everybody that
- *                     waits gets a sentence
+ *                  +--they contradict each other, time is over, one is lost, or withdrawn with a reason: everybody
+ *                     that waits gets a sentence
  *
  * A node may register a moment after another one has gone with a reason, although its ranks were there before: messages of different
  * nodes come in any order. So for LOSS_NS the first registration of a node that has heard nothing of it is answered
@@ -15,6 +15,9 @@
  *
  * When the process of a rank has ended, a job that has not met never will: that is kept for good, and whoever waits without
  * a node that has the rank is told. hvdd says it only where hvdrun has started it for this one job.
+ *
+ * A node that waits may go missing: nothing is heard of it, or its hvdd stands still. The job does not meet then, until it is back.
+ * It is lost when that takes too long and others wait with it; one that waits alone hurts nobody.
  *
  * Whoever has met is remembered until it withdraws, because its answer may be lost on the way: the
  * same registration again gets the same roster. An epoch's number is never used again: it counts up
@@ -41,6 +44,9 @@ struct member {
     struct member *prev, *next;
     struct gate_registration said;
     uint64_t since_ns;
+    const char *missing; /* why; NULL: it is there */
+    uint64_t missing_since_ns;
+    bool is_there;  /* it is missing for something else than its connection */
     uint32_t place; /* in the roster */
 };
 
@@ -416,6 +422,8 @@ static void meet_if_all(struct gate_rendezvous *rendezvous, struct gate_rendezvo
 
     DL_FOREACH(job->waiting, member)
     {
+        if (member->missing != NULL)
+            return;
         ranks += member->said.engine.rank_count;
         nodes++;
     }
@@ -509,14 +517,20 @@ static void settle(struct gate_rendezvous *rendezvous, struct gate_rendezvous_jo
                    const struct member *newest)
 {
     struct gate_sentence sentence = {.text = ""};
-    const struct member *other;
+    struct member *other, *spare;
     int status;
 
-    DL_FOREACH(job->waiting, other)
+    DL_FOREACH_SAFE(job->waiting, other, spare)
     {
         if (other == newest ||
             !gate_agree_contradict(&other->said, &newest->said, &sentence, &status))
             continue;
+        if (other->missing !=
+            NULL) { /* its hvdd may have been started anew: the newest is what became of it */
+            member_free(&job->waiting, other);
+            sentence = (struct gate_sentence){.text = ""};
+            continue;
+        }
         refuse_all(rendezvous, job, status, sentence.text);
         return;
     }
@@ -565,7 +579,7 @@ static void tell_met(struct gate_rendezvous *rendezvous, const struct gate_rende
     }
 }
 
-/* Those that wait know it in a moment. */
+/* Those that wait know it in a moment, but for those that nothing reaches. */
 static void note_loss(struct gate_rendezvous_job *job, const struct gate_registrant *registrant,
                       int status, const char *text, uint64_t now_ns)
 {
@@ -580,10 +594,11 @@ static void note_loss(struct gate_rendezvous_job *job, const struct gate_registr
     job->loss->until_ns = now_ns + LOSS_NS;
     job->loss->status = status;
     snprintf(job->loss->text, sizeof(job->loss->text), "%s", text);
-    job->loss->heard[job->loss->count++] = registrant->node;
+    if (member_of(job->waiting, registrant->node) == NULL)
+        job->loss->heard[job->loss->count++] = registrant->node;
     DL_FOREACH(job->waiting, member)
     {
-        if (job->loss->count < HVI_WIRE_NODES_MAX)
+        if (job->loss->count < HVI_WIRE_NODES_MAX && (member->missing == NULL || member->is_there))
             job->loss->heard[job->loss->count++] = member->said.node;
     }
 }
@@ -686,6 +701,87 @@ void gate_rendezvous_forget(struct gate_rendezvous *rendezvous, uint64_t node)
     }
 }
 
+/* ---- nodes that are missing ---- */
+
+void gate_rendezvous_missing(struct gate_rendezvous *rendezvous, uint64_t node, const char *why,
+                             uint64_t since_ns, bool is_there)
+{
+    struct gate_rendezvous_job *job;
+
+    DL_FOREACH(rendezvous->jobs, job)
+    {
+        struct member *member = member_of(job->waiting, node);
+        if (member == NULL)
+            continue;
+        if (member->missing == NULL || since_ns < member->missing_since_ns)
+            member->missing_since_ns = since_ns;
+        member->missing = why;
+        member->is_there = is_there;
+    }
+}
+
+void gate_rendezvous_back(struct gate_rendezvous *rendezvous, uint64_t node)
+{
+    struct gate_rendezvous_job *job;
+
+    DL_FOREACH(rendezvous->jobs, job)
+    {
+        struct member *member = member_of(job->waiting, node);
+        if (member == NULL || member->missing == NULL)
+            continue;
+        member->missing = NULL;
+        meet_if_all(rendezvous, job);
+    }
+}
+
+/* One that has been missing for too long; NULL: none. */
+static struct member *lost_member(const struct gate_rendezvous *rendezvous,
+                                  const struct gate_rendezvous_job *job, uint64_t now_ns)
+{
+    struct member *member;
+
+    DL_FOREACH(job->waiting, member)
+    {
+        if (member->missing != NULL && now_ns >= member->missing_since_ns + rendezvous->missing_ns)
+            return member;
+    }
+    return NULL;
+}
+
+static bool waits_alone(const struct gate_rendezvous_job *job)
+{
+    return job->waiting != NULL && job->waiting->next == NULL;
+}
+
+static void lose(struct gate_rendezvous *rendezvous, struct gate_rendezvous_job *job,
+                 const struct member *lost, uint64_t now_ns)
+{
+    const struct gate_registrant registrant = registrant_of(&lost->said);
+    const char *address = lost->said.address;
+    struct gate_sentence sentence = {.text = ""};
+
+    if (address[0] == '\0')
+        address = rendezvous->own_address;
+    gate_say(&sentence, "node %s (%s) is lost, before all nodes of job '%s' had met: for %.1f s %s",
+             lost->said.name, address[0] != '\0' ? address : "here", job->id,
+             (double)(now_ns - lost->missing_since_ns) / (double)HVI_NS_SEC, lost->missing);
+    note_loss(job, &registrant, HVI_ERR_NODE_LOST, sentence.text, now_ns);
+    refuse_all(rendezvous, job, HVI_ERR_NODE_LOST, sentence.text);
+}
+
+static void lose_missing(struct gate_rendezvous *rendezvous, struct gate_rendezvous_job *job,
+                         uint64_t now_ns)
+{
+    struct member *lost = lost_member(rendezvous, job, now_ns);
+
+    if (lost == NULL)
+        return;
+    if (!waits_alone(job))
+        lose(rendezvous, job, lost, now_ns);
+    else if (!lost->is_there)
+        member_free(&job->waiting, lost);
+}
+
 /* ---- time ---- */
 
 /* A node that has that rank waits: its engine will say more. */
@@ -759,11 +855,12 @@ void gate_rendezvous_tick(struct gate_rendezvous *rendezvous, uint64_t now_ns)
 
     DL_FOREACH_SAFE(rendezvous->jobs, job, spare)
     {
-        uint64_t since_ns = waits_since(job);
         if (job->ended != NULL && !is_waiting(job, job->ended->rank))
             refuse_all(rendezvous, job, HVI_ERR_RANK_LOST, job->ended->text);
         if (job->loss != NULL && now_ns >= job->loss->until_ns)
             forget_loss(job);
+        lose_missing(rendezvous, job, now_ns);
+        uint64_t since_ns = waits_since(job);
         if (rendezvous->timeout_ns != 0 && since_ns <= now_ns &&
             now_ns - since_ns >= rendezvous->timeout_ns)
             give_up(rendezvous, job);
@@ -775,9 +872,10 @@ void gate_rendezvous_tick(struct gate_rendezvous *rendezvous, uint64_t now_ns)
 
 void gate_rendezvous_init(struct gate_rendezvous *rendezvous,
                           const struct gate_rendezvous_calls *calls, void *user,
-                          uint64_t timeout_ns)
+                          uint64_t timeout_ns, uint64_t missing_ns)
 {
-    *rendezvous = (struct gate_rendezvous){.calls = calls, .user = user, .timeout_ns = timeout_ns};
+    *rendezvous = (struct gate_rendezvous){
+        .calls = calls, .user = user, .timeout_ns = timeout_ns, .missing_ns = missing_ns};
     calls->random(user, &rendezvous->last_epoch, sizeof(rendezvous->last_epoch));
     rendezvous->last_epoch &= (UINT64_C(1) << EPOCH_BITS) - 1;
 }

@@ -44,7 +44,7 @@ struct gate_rendezvous_job;
 struct gate_rendezvous {
     const struct gate_rendezvous_calls *calls;
     void *user;
-    uint64_t timeout_ns;
+    uint64_t timeout_ns, missing_ns;
     uint64_t last_epoch;
     char own_address[HVI_WIRE_NODE_ADDRESS]; /* of the rendezvous' node; "": unknown */
     struct gate_rendezvous_job *jobs;
@@ -53,7 +53,7 @@ struct gate_rendezvous {
 
 void gate_rendezvous_init(struct gate_rendezvous *rendezvous,
                           const struct gate_rendezvous_calls *calls, void *user,
-                          uint64_t timeout_ns);
+                          uint64_t timeout_ns, uint64_t missing_ns);
 void gate_rendezvous_fini(struct gate_rendezvous *rendezvous);
 
 /* A node has all its ranks. It is answered now, when the others have come, or when they have not come
@@ -73,9 +73,16 @@ void gate_rendezvous_ended(struct gate_rendezvous *rendezvous,
                            const char *text);
 /* There will be no rendezvous any more: everybody that waits, for whatever job, is told. False: nobody does. */
 bool gate_rendezvous_end(struct gate_rendezvous *rendezvous, int status, const char *text);
-/* That node does not answer: what it waits for is withdrawn. */
+/* That node begins anew: what it waits for is withdrawn. */
 void gate_rendezvous_forget(struct gate_rendezvous *rendezvous, uint64_t node);
-/* Answers those that have waited too long. */
+/* That node is not there, since then: `why`, which is not copied. What it waits for is kept, for it may come back, but no job meets
+ * with it. When it has been missing for missing_ns, it is lost: who waits with it gets a sentence. Where nobody does, what it waits
+ * for is withdrawn then, or, if `is_there`, stays: the node has a connection, and something else stands still. */
+void gate_rendezvous_missing(struct gate_rendezvous *rendezvous, uint64_t node, const char *why,
+                             uint64_t since_ns, bool is_there);
+/* It is back without having registered anew. */
+void gate_rendezvous_back(struct gate_rendezvous *rendezvous, uint64_t node);
+/* Answers those that have waited too long, or wait with a node that is lost. */
 void gate_rendezvous_tick(struct gate_rendezvous *rendezvous, uint64_t now_ns);
 
 /* Jobs that a node waits in or has met in, "a, b, ...", as far as they fit. */

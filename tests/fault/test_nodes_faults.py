@@ -20,6 +20,8 @@ from hvt.spread import SpreadJob
 LOST_NS = 1_000_000_000
 SILENT_NS = 2_000_000_000
 SILENCE_NS = 5_000_000_000  # engine-silence
+GONE_NS = 12_000_000_000  # of a host that was there, and whose ranks have not come
+STILL_NS = 10_000_000_000  # of a hvdd that an engine waits for
 ENGINE_PORT = 9631  # of the range, the last one that is free
 MESH_PORT = 9600  # the first one
 
@@ -236,6 +238,49 @@ def test_a_cable_that_is_cut_while_nodes_wait_is_named_when_hvdrun_misses_the_ho
     nodes[1].cut()
     told(job, [0], at_ns, Status.ERR_NODE_LOST, ["n2", "silence-time|ssh"])
     nodes[1].heal()
+    check_over(job)
+
+
+def test_a_cable_that_is_cut_while_a_node_waits_with_others_is_named_on_both_sides(waiting):
+    """n1 is the node by which they meet."""
+    at_ns = time.monotonic_ns()
+    waiting.nodes[1].cut()
+    check_told_of_silence(waiting, [0], at_ns, Status.ERR_NODE_LOST, ["n2"])
+    check_told_of_silence(waiting, [1], at_ns, Status.ERR_NODE_LOST, ["n1"])
+    waiting.nodes[1].heal()
+
+
+@pytest.mark.parametrize("what", ["0 hvdd", pytest.param("1 hvdd", marks=pytest.mark.soak), pytest.param("0 hvdd-gate", marks=pytest.mark.soak),
+                                  pytest.param("1 hvdd-gate", marks=pytest.mark.soak)])
+def test_a_process_that_stands_still_while_its_node_waits_with_others_is_missed_by_them(waiting, what):
+    """Its own ranks are told when it goes on."""
+    victim = int(what[0])
+    at_ns = time.monotonic_ns()
+    with fault_of(waiting, what):
+        check_told_of_silence(waiting, [1 - victim], at_ns, Status.ERR_NODE_LOST, [waiting.nodes[victim].name])
+    told(waiting, [victim], at_ns, (Status.ERR_NODE_LOST, Status.ERR_JOB_STOPPED), [])
+
+
+@pytest.mark.soak
+def test_a_daemon_that_stands_still_for_good_while_its_node_waits_is_named_to_its_own_ranks(waiting):
+    at_ns = time.monotonic_ns()
+    with fault_of(waiting, "1 hvdd"):
+        last_ns = told(waiting, [1], at_ns, Status.ERR_JOB_STOPPED, ["hvdd", "n2", "has said nothing for 10 s"])
+    check_prompt("the rank was told", last_ns - STILL_NS, LOST_NS)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("what", ["0 hvdd", "1 hvdd", "cable"])
+def test_a_host_that_is_silent_for_good_before_its_rank_opens_is_named_to_the_one_that_waits(make_nodes, what):
+    victim = int(what[0]) if what != "cable" else 1
+    job = SpreadJob(make_nodes(2, ssh=True), (1, 1), "--silence-time", "60", late=[victim])
+    waits = job.ranks[1 - victim]
+    waits.post_wait(waits.submit("barrier"), 30)
+    wait_until(lambda: len([row for row in job.ctl_of(0).json("nodes")["nodes"] if row["jobs"]]) == 1, "the node to wait")
+    at_ns = time.monotonic_ns()
+    with fault_of(job, what):
+        last_ns = told(job, [1 - victim], at_ns, Status.ERR_NODE_LOST, [job.nodes[victim].name])
+    check_prompt("the rank was told", last_ns - GONE_NS, LOST_NS)
     check_over(job)
 
 

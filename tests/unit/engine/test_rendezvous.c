@@ -693,6 +693,43 @@ START_TEST(a_hvdd_that_does_not_come_back_ends_a_job_whose_nodes_have_not_met)
 }
 END_TEST
 
+/* As if it had last said something that long ago; the timer comes now, `late_s` after its time. */
+static void silence(double seconds, double late_s)
+{
+    struct engine_rendezvous *rendezvous = &bench.engine->rendezvous;
+
+    engine_rendezvous_tell(bench.engine); /* which sets the timer */
+    rendezvous->heard_ns = hvi_clock_ns() - (uint64_t)(seconds * HVI_NS_SEC);
+    engine_rendezvous_tell(bench.engine);
+    rendezvous->due_ns = hvi_clock_ns() - (uint64_t)(late_s * HVI_NS_SEC);
+    usleep(2000);
+    hvt_bench_turn(&bench);
+}
+
+START_TEST(a_hvdd_that_says_nothing_ends_a_job_whose_nodes_have_not_met)
+{
+    attach_all();
+    atomic_store(&bench.engine->bell->silence_ns, 5 * HVI_NS_SEC);
+    silence(9, 0);
+    ck_assert(!bench.engine->sessions.stopping);
+    silence(10, 0);
+    expect_end(-1, HVI_ERR_JOB_STOPPED,
+               " has said nothing for 10 s, and job 'test-job' still waits for nodes: ");
+}
+END_TEST
+
+START_TEST(a_hvdd_that_could_not_be_heard_or_asks_nothing_ends_no_job)
+{
+    attach_all();
+    atomic_store(&bench.engine->bell->silence_ns, 5 * HVI_NS_SEC);
+    silence(30, 20); /* the engine itself stood still */
+    ck_assert(!bench.engine->sessions.stopping);
+    atomic_store(&bench.engine->bell->silence_ns, 0); /* engine-silence = 0 */
+    silence(30, 0);
+    ck_assert(!bench.engine->sessions.stopping);
+}
+END_TEST
+
 START_TEST(a_hvdd_of_one_job_is_not_waited_for)
 {
     attach_all();
@@ -1035,6 +1072,8 @@ int main(void)
     tcase_add_test(tcase, a_job_that_has_met_may_still_be_called_off);
     tcase_add_test(tcase, nodes_that_do_not_come_end_every_session_after_the_start_timeout);
     tcase_add_test(tcase, a_hvdd_that_does_not_come_back_ends_a_job_whose_nodes_have_not_met);
+    tcase_add_test(tcase, a_hvdd_that_says_nothing_ends_a_job_whose_nodes_have_not_met);
+    tcase_add_test(tcase, a_hvdd_that_could_not_be_heard_or_asks_nothing_ends_no_job);
     tcase_add_test(tcase, a_hvdd_of_one_job_is_not_waited_for);
     tcase_add_test(tcase,
                    ranks_of_the_node_that_do_not_come_end_every_session_after_the_start_timeout);

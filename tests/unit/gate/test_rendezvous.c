@@ -69,7 +69,7 @@ static void setup(void)
 {
     answer_count = 0;
     dice = 0;
-    gate_rendezvous_init(&meeting, &calls, NULL, 30 * SECOND);
+    gate_rendezvous_init(&meeting, &calls, NULL, 30 * SECOND, 2 * SECOND);
 }
 
 static void teardown(void)
@@ -678,6 +678,92 @@ START_TEST(jobs_are_bounded_and_those_that_met_long_ago_make_room)
 }
 END_TEST
 
+/* Since 99 s; it is lost at 101 s. */
+static void miss(uint64_t node, bool is_there)
+{
+    gate_rendezvous_missing(&meeting, node, "it is silent", 99 * SECOND, is_there);
+}
+
+START_TEST(a_node_that_is_missing_for_too_long_is_named_to_those_that_wait_with_it)
+{
+    bring(node_with(1, 4, RANKS(0)));
+    bring(node_with(2, 4, RANKS(1)));
+    bring(node_with(3, 4, RANKS(2)));
+    miss(2, false);
+    gate_rendezvous_tick(&meeting, 101 * SECOND - 1);
+    ck_assert_uint_eq(answer_count, 0);
+    gate_rendezvous_tick(&meeting, 101 * SECOND);
+    ck_assert_uint_eq(answer_count, 3);
+    for (int i = 0; i < 3; i++) {
+        ck_assert_int_eq(answers[i].status, HVI_ERR_NODE_LOST);
+        ck_assert_str_eq(answers[i].text, "node b (10.0.0.2) is lost, before all nodes of job "
+                                          "'job' had met: for 2.0 s it is silent");
+    }
+    bring(node_with(2, 4, RANKS(1))); /* back; it has not heard the answer */
+    ck_assert_uint_eq(answer_count, 4);
+    ck_assert_int_eq(answers[3].status, HVI_ERR_NODE_LOST);
+    bring(node_with(1, 4, RANKS(0))); /* again: it waits for a new attempt */
+    ck_assert_uint_eq(answer_count, 4);
+}
+END_TEST
+
+START_TEST(a_node_that_is_back_in_time_was_never_missing)
+{
+    bring(node_with(1, 3, RANKS(0)));
+    bring(node_with(2, 3, RANKS(1)));
+    miss(2, false);
+    bring(node_with(2, 3, RANKS(1)));
+    gate_rendezvous_tick(&meeting, 120 * SECOND);
+    ck_assert_uint_eq(meeting.job_count, 1);
+    bring(node_with(3, 3, RANKS(2)));
+    ck_assert_uint_eq(answer_count, 3);
+    ck_assert_int_eq(answers[0].status, HVI_OK);
+}
+END_TEST
+
+START_TEST(no_job_meets_with_a_node_that_is_missing)
+{
+    bring(node_with(1, 2, RANKS(0)));
+    miss(1, _i == 0);
+    bring(node_with(2, 2, RANKS(1)));
+    ck_assert_uint_eq(answer_count, 0);
+    if (_i == 0)
+        gate_rendezvous_back(&meeting, 1);
+    else
+        bring(node_with(1, 2, RANKS(0)));
+    ck_assert_uint_eq(answer_count, 2);
+    ck_assert_int_eq(answers[1].status, HVI_OK);
+}
+END_TEST
+
+START_TEST(a_node_that_is_missing_and_waits_alone_hurts_nobody)
+{
+    bring(node_with(1, 2, RANKS(0)));
+    miss(1, _i == 0);
+    gate_rendezvous_tick(&meeting, 101 * SECOND);
+    ck_assert_uint_eq(answer_count, 0);
+    ck_assert_uint_eq(meeting.job_count,
+                      _i == 0 ? 1 : 0); /* forgotten, if it has to say everything again */
+    bring(node_with(2, 2, RANKS(1)));
+    ck_assert_uint_eq(answer_count, 0);
+    gate_rendezvous_tick(&meeting, 102 * SECOND);
+    ck_assert_uint_eq(answer_count, _i == 0 ? 2 : 0);
+}
+END_TEST
+
+START_TEST(what_has_become_of_a_node_that_is_missing_takes_its_place)
+{
+    bring(node_with(1, 2, RANKS(0)));
+    miss(1, false);
+    bring(node_with(3, 2, RANKS(0))); /* its hvdd was started anew, and has another number */
+    ck_assert_uint_eq(answer_count, 0);
+    bring(node_with(2, 2, RANKS(1)));
+    ck_assert_uint_eq(answer_count, 2);
+    ck_assert_int_eq(answers[0].status, HVI_OK);
+    ck_assert_str_eq(answers[0].rows, "c 10.0.0.3:9603 0;b 10.0.0.2:9602 1;");
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("gate rendezvous");
@@ -713,6 +799,11 @@ int main(void)
     tcase_add_test(tcase, engines_of_different_age_speak_what_both_know);
     tcase_add_test(tcase, another_job_key_is_refused_and_the_others_go_on_waiting);
     tcase_add_test(tcase, who_is_missing_is_said_after_the_start_timeout);
+    tcase_add_test(tcase, a_node_that_is_missing_for_too_long_is_named_to_those_that_wait_with_it);
+    tcase_add_test(tcase, a_node_that_is_back_in_time_was_never_missing);
+    tcase_add_loop_test(tcase, no_job_meets_with_a_node_that_is_missing, 0, 2);
+    tcase_add_loop_test(tcase, a_node_that_is_missing_and_waits_alone_hurts_nobody, 0, 2);
+    tcase_add_test(tcase, what_has_become_of_a_node_that_is_missing_takes_its_place);
     tcase_add_test(tcase, ranks_that_cannot_be_are_refused);
     tcase_add_test(tcase, jobs_of_two_users_with_one_name_do_not_meet);
     tcase_add_test(tcase, the_rendezvous_own_node_has_the_address_that_others_reach);
