@@ -107,7 +107,7 @@ static bool set_client(void *zmq, const struct gate_keys *keys, const char *publ
            set_text(zmq, ZMQ_CURVE_PUBLICKEY, public) &&
            set_text(zmq, ZMQ_CURVE_SECRETKEY, keys->secret) &&
            set_text(zmq, ZMQ_ROUTING_ID, route) && set_int(zmq, ZMQ_IMMEDIATE, 1) &&
-           set_int(zmq, ZMQ_RECONNECT_IVL, 100) && set_int(zmq, ZMQ_RECONNECT_IVL_MAX, 1000) &&
+           set_int(zmq, ZMQ_RECONNECT_IVL, 100) && set_int(zmq, ZMQ_RECONNECT_IVL_MAX, 300) &&
            set_int(zmq, ZMQ_CONNECT_TIMEOUT, 1000);
 }
 

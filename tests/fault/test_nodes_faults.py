@@ -20,8 +20,6 @@ from hvt.spread import SpreadJob
 LOST_NS = 1_000_000_000
 SILENT_NS = 2_000_000_000
 SILENCE_NS = 5_000_000_000  # engine-silence
-GONE_NS = 12_000_000_000  # of a host that was there, and whose ranks have not come
-STILL_NS = 10_000_000_000  # of a hvdd that an engine waits for
 ENGINE_PORT = 9631  # of the range, the last one that is free
 MESH_PORT = 9600  # the first one
 
@@ -266,7 +264,7 @@ def test_a_daemon_that_stands_still_for_good_while_its_node_waits_is_named_to_it
     at_ns = time.monotonic_ns()
     with fault_of(waiting, "1 hvdd"):
         last_ns = told(waiting, [1], at_ns, Status.ERR_JOB_STOPPED, ["hvdd", "n2", "has said nothing for 10 s"])
-    check_prompt("the rank was told", last_ns - STILL_NS, LOST_NS)
+    check_prompt("the rank was told", last_ns, 11_000_000_000)
 
 
 @pytest.mark.soak
@@ -280,7 +278,7 @@ def test_a_host_that_is_silent_for_good_before_its_rank_opens_is_named_to_the_on
     at_ns = time.monotonic_ns()
     with fault_of(job, what):
         last_ns = told(job, [1 - victim], at_ns, Status.ERR_NODE_LOST, [job.nodes[victim].name])
-    check_prompt("the rank was told", last_ns - GONE_NS, LOST_NS)
+    check_prompt("the rank was told", last_ns, 13_000_000_000)
     check_over(job)
 
 
