@@ -259,6 +259,18 @@ def test_a_process_that_stands_still_while_its_node_waits_with_others_is_missed_
     told(waiting, [victim], at_ns, (Status.ERR_NODE_LOST, Status.ERR_JOB_STOPPED), [])
 
 
+def test_gates_that_are_killed_while_nodes_wait_are_started_anew_and_the_nodes_meet(waiting):
+    for node in waiting.nodes[:2]:
+        os.kill(waiting.process_of(node, "hvdd-gate"), signal.SIGKILL)
+    last = waiting.ranks[2]
+    time.sleep(2)  # longer than a node may be missing
+    last.post("open")
+    assert last.collect_outcome().ok, waiting.said()
+    last.post_wait(last.submit("barrier"))
+    for rank in waiting.ranks:
+        assert rank.collect_outcome().ok, waiting.said()
+
+
 @pytest.mark.soak
 def test_a_daemon_that_stands_still_for_good_while_its_node_waits_is_named_to_its_own_ranks(waiting):
     at_ns = time.monotonic_ns()
