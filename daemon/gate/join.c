@@ -860,6 +860,12 @@ static void lose_seeds(struct gate_mesh *mesh, uint64_t now_ns)
     }
 }
 
+void mesh_join_hurry(struct gate_mesh *mesh)
+{
+    for (size_t i = 0; i < mesh->seed_count; i++)
+        gate_talk_hurry(&mesh->seeds[i].talk);
+}
+
 void mesh_join_tick(struct gate_mesh *mesh, uint64_t now_ns)
 {
     place_all(mesh);

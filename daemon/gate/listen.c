@@ -683,12 +683,12 @@ static void look_for_gone(struct gate_mesh *mesh, uint64_t now_ns)
         tell_gone(mesh, mesh->name, mesh->rendezvous.own_address, own_ns, HVDD_STILL);
     DL_FOREACH(mesh->gone, gone)
     {
-        if (now_ns >= gone->since_ns + MESH_GONE_NS)
+        if (now_ns >= mesh_silent_since(mesh, gone->since_ns) + MESH_GONE_NS)
             tell_gone(mesh, gone->name, gone->address, now_ns - gone->since_ns, gone->why);
     }
     DL_FOREACH(mesh->peers, peer)
     {
-        if (peer->still && now_ns >= peer->still_since_ns + MESH_GONE_NS)
+        if (peer->still && now_ns >= mesh_silent_since(mesh, peer->still_since_ns) + MESH_GONE_NS)
             tell_gone(mesh, peer->name, peer->seen, now_ns - peer->still_since_ns, HVDD_STILL);
     }
 }
@@ -698,6 +698,7 @@ void mesh_listen_tick(struct gate_mesh *mesh, uint64_t now_ns)
     struct mesh_peer *peer, *spare;
 
     note_still(mesh, mesh->gate->start.node, mesh_hvdd_silent_ns(mesh, now_ns), &mesh->still);
+    mesh->rendezvous.awake_ns = mesh->awake_ns;
     gate_rendezvous_tick(&mesh->rendezvous, now_ns);
     look_for_gone(mesh, now_ns);
     DL_FOREACH_SAFE(mesh->peers, peer, spare)

@@ -70,6 +70,7 @@ void mesh_send(struct gate_mesh *mesh, struct gate_socket *socket, const char *r
     msg->oldest = msg->newest = HVI_MESH_VERSION;
     msg->node = mesh->gate->start.node;
     msg->hvdd_silent_ns = mesh_hvdd_silent_ns(mesh, hvi_clock_ns());
+    mesh->said_still = msg->hvdd_silent_ns > 0;
     if (hvi_mesh_msg_encode(msg, mesh->encoded, sizeof(mesh->encoded), &length) == HVI_OK)
         gate_socket_send(socket, route, mesh->encoded, length);
     else
@@ -464,6 +465,8 @@ static int on_tick(sd_event_source *source, uint64_t usec, void *user)
         gate_socket_tick(mesh->socket, now_ns);
         mesh_listen_tick(mesh, now_ns);
     }
+    if (mesh->said_still && mesh_hvdd_silent_ns(mesh, now_ns) == 0)
+        mesh_join_hurry(mesh); /* a rendezvous would hold it against this node for 500 ms more */
     mesh_join_tick(mesh, now_ns);
     follow_hosts(mesh, now_ns);
     mesh_query_tick(mesh, now_ns);

@@ -61,6 +61,7 @@ struct gate_mesh {
     char failure[HVI_TEXT_MAX + 1];        /* why it is not open */
     char announced[HVI_WIRE_NODE_ADDRESS]; /* HVD_INTERFACE's; "": none */
     uint64_t logged_ns;                    /* of refused messages */
+    bool said_still;                       /* the last message said that hvdd stands still */
     unsigned char encoded[HVI_MESH_BYTES_MAX];
     struct gate_view view; /* the nodes that subscribers have been told of */
 
@@ -169,6 +170,8 @@ struct mesh_seed *mesh_join_seed(struct gate_mesh *mesh);
 struct gate_hosts *mesh_join_hosts(struct gate_mesh *mesh);
 /* Owns the body's memory in any case. */
 void mesh_join_say(struct mesh_seed *seed, struct hvi_mesh_msg *msg);
+/* Each seed gets a sign of life with the next tick. */
+void mesh_join_hurry(struct gate_mesh *mesh);
 /* Also while the mesh is not open: what is too late is forgotten. */
 void mesh_join_tick(struct gate_mesh *mesh, uint64_t now_ns);
 void mesh_join_rows(const struct gate_mesh *mesh, uint64_t now_ns, struct hvi_admin_reply *reply);

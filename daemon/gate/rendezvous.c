@@ -17,7 +17,7 @@
  * a node that has the rank is told. hvdd says it only where hvdrun has started it for this one job.
  *
  * A node that waits may go missing: nothing is heard of it, or its hvdd stands still. The job does not meet then, until it is back.
- * It is lost when that takes too long and others wait with it; one that waits alone hurts nobody.
+ * It is lost when that takes too long while others wait with it; one that waits alone hurts nobody.
  *
  * Whoever has met is remembered until it withdraws, because its answer may be lost on the way: the
  * same registration again gets the same roster. An epoch's number is never used again: it counts up
@@ -477,12 +477,22 @@ static bool is_late(struct gate_rendezvous *rendezvous, struct gate_rendezvous_j
     return true;
 }
 
-static bool check_key(struct gate_rendezvous *rendezvous, const struct gate_rendezvous_job *job,
+/* It has no connection. Its hvdd may have been started anew: a newcomer is what became of it. */
+static bool is_gone(const struct member *member)
+{
+    return member->missing != NULL && !member->is_there;
+}
+
+static bool check_key(struct gate_rendezvous *rendezvous, struct gate_rendezvous_job *job,
                       const struct gate_registration *said)
 {
-    const struct member *first = job->waiting;
+    const struct member *first;
     struct gate_sentence sentence = {.text = ""};
 
+    while (job->waiting != NULL && is_gone(job->waiting) &&
+           strcmp(job->waiting->said.key_digest, said->key_digest) != 0)
+        member_free(&job->waiting, job->waiting); /* of an earlier job with that id */
+    first = job->waiting;
     if (first == NULL || strcmp(first->said.key_digest, said->key_digest) == 0)
         return true;
     gate_say(&sentence, "node ");
@@ -525,8 +535,7 @@ static void settle(struct gate_rendezvous *rendezvous, struct gate_rendezvous_jo
         if (other == newest ||
             !gate_agree_contradict(&other->said, &newest->said, &sentence, &status))
             continue;
-        if (other->missing !=
-            NULL) { /* its hvdd may have been started anew: the newest is what became of it */
+        if (is_gone(other)) {
             member_free(&job->waiting, other);
             sentence = (struct gate_sentence){.text = ""};
             continue;
@@ -598,7 +607,7 @@ static void note_loss(struct gate_rendezvous_job *job, const struct gate_registr
         job->loss->heard[job->loss->count++] = registrant->node;
     DL_FOREACH(job->waiting, member)
     {
-        if (job->loss->count < HVI_WIRE_NODES_MAX && (member->missing == NULL || member->is_there))
+        if (job->loss->count < HVI_WIRE_NODES_MAX && !is_gone(member))
             job->loss->heard[job->loss->count++] = member->said.node;
     }
 }
@@ -734,6 +743,31 @@ void gate_rendezvous_back(struct gate_rendezvous *rendezvous, uint64_t node)
     }
 }
 
+/* Since when others wait with it; 0: nobody does. */
+static uint64_t others_since(const struct gate_rendezvous_job *job, const struct member *of)
+{
+    const struct member *member;
+    uint64_t since_ns = 0;
+
+    DL_FOREACH(job->waiting, member)
+    {
+        if (member != of && (since_ns == 0 || member->since_ns < since_ns))
+            since_ns = member->since_ns;
+    }
+    return since_ns;
+}
+
+/* Since when that counts: a node that waits alone may be missing for as long as it likes. */
+static uint64_t missed_since(const struct gate_rendezvous *rendezvous,
+                             const struct gate_rendezvous_job *job, const struct member *missing)
+{
+    const uint64_t others_ns = others_since(job, missing);
+    uint64_t since_ns = missing->missing_since_ns;
+
+    since_ns = others_ns > since_ns ? others_ns : since_ns;
+    return rendezvous->awake_ns > since_ns ? rendezvous->awake_ns : since_ns;
+}
+
 /* One that has been missing for too long; NULL: none. */
 static struct member *lost_member(const struct gate_rendezvous *rendezvous,
                                   const struct gate_rendezvous_job *job, uint64_t now_ns)
@@ -742,7 +776,8 @@ static struct member *lost_member(const struct gate_rendezvous *rendezvous,
 
     DL_FOREACH(job->waiting, member)
     {
-        if (member->missing != NULL && now_ns >= member->missing_since_ns + rendezvous->missing_ns)
+        if (member->missing != NULL &&
+            now_ns >= missed_since(rendezvous, job, member) + rendezvous->missing_ns)
             return member;
     }
     return NULL;
@@ -778,7 +813,7 @@ static void lose_missing(struct gate_rendezvous *rendezvous, struct gate_rendezv
         return;
     if (!waits_alone(job))
         lose(rendezvous, job, lost, now_ns);
-    else if (!lost->is_there)
+    else if (is_gone(lost))
         member_free(&job->waiting, lost);
 }
 

@@ -45,6 +45,8 @@ struct gate_rendezvous {
     const struct gate_rendezvous_calls *calls;
     void *user;
     uint64_t timeout_ns, missing_ns;
+    uint64_t
+        awake_ns; /* this process stood still until then: no node is blamed for what was before */
     uint64_t last_epoch;
     char own_address[HVI_WIRE_NODE_ADDRESS]; /* of the rendezvous' node; "": unknown */
     struct gate_rendezvous_job *jobs;
@@ -76,7 +78,7 @@ bool gate_rendezvous_end(struct gate_rendezvous *rendezvous, int status, const c
 /* That node begins anew: what it waits for is withdrawn. */
 void gate_rendezvous_forget(struct gate_rendezvous *rendezvous, uint64_t node);
 /* That node is not there, since then: `why`, which is not copied. What it waits for is kept, for it may come back, but no job meets
- * with it. When it has been missing for missing_ns, it is lost: who waits with it gets a sentence. Where nobody does, what it waits
+ * with it. When it has been missing for missing_ns while others wait with it, it is lost: they get a sentence. Where nobody does, what it waits
  * for is withdrawn then, or, if `is_there`, stays: the node has a connection, and something else stands still. */
 void gate_rendezvous_missing(struct gate_rendezvous *rendezvous, uint64_t node, const char *why,
                              uint64_t since_ns, bool is_there);

@@ -27,6 +27,7 @@ struct pair {
 struct side {
     struct gate gate;
     int hvdd;
+    bool silent;     /* hvdd says nothing; else it does with each turn */
     uint32_t joined; /* how often hvdd has heard that the rendezvous was reached */
 };
 
@@ -42,6 +43,10 @@ static void *context, *stranger;
 
 static void turn(void)
 {
+    for (int i = 0; i < SIDES; i++) {
+        if (!sides[i].silent)
+            sides[i].gate.heard_ns = hvi_clock_ns();
+    }
     ck_assert_int_ge(sd_event_run(event, 5000), 0);
 }
 
@@ -933,6 +938,25 @@ START_TEST(a_node_that_says_nothing_for_five_seconds_is_forgotten)
     mesh_listen_tick(sides[0].gate.mesh, hvi_clock_ns() + MESH_SILENT_NS);
     ck_assert_uint_eq(rows_of(&sides[0])->node_count, 1);
     ck_assert_int_eq(hvt_log_count("a node has not been heard and is forgotten"), 1);
+}
+END_TEST
+
+START_TEST(a_job_meets_at_once_when_a_hvdd_that_stood_still_goes_on)
+{
+    uint32_t port = listen_at(&sides[0]);
+
+    join_at(&sides[1], port);
+    register_at(&sides[1], "job", 1, 1, 2);
+    wait_jobs(&sides[0], 1, "job");
+    sides[1].silent = true;
+    while (!sides[1].gate.mesh->said_still)
+        turn();
+    ck_assert(hears_nothing(&sides[0])); /* the rendezvous knows it by now */
+    register_at(&sides[0], "job", 1, 0, 2);
+    ck_assert(hears_nothing(&sides[0]));
+    sides[1].gate.mesh->seeds[0].talk.beat_ns = UINT64_MAX; /* of its own it says nothing more */
+    sides[1].silent = false;
+    ck_assert_int_eq(hear_roster(&sides[0], "job", 1)->status, HVI_OK);
 }
 END_TEST
 
@@ -2235,6 +2259,7 @@ static void add_meeting(Suite *suite)
         tcase, a_rendezvous_whose_hvdd_is_gone_tells_all_that_wait_and_ends_when_they_have_heard);
     tcase_add_test(tcase, a_gate_whose_hvdd_is_gone_says_nothing_of_jobs_that_have_met);
     tcase_add_test(tcase, a_node_that_says_nothing_for_five_seconds_is_forgotten);
+    tcase_add_test(tcase, a_job_meets_at_once_when_a_hvdd_that_stood_still_goes_on);
     tcase_add_test(tcase, a_rendezvous_that_begins_anew_is_told_everything_again);
     suite_add_tcase(suite, tcase);
 }

@@ -678,10 +678,10 @@ START_TEST(jobs_are_bounded_and_those_that_met_long_ago_make_room)
 }
 END_TEST
 
-/* Since 99 s; it is lost at 101 s. */
+/* Since 100 s; it is lost at 102 s. */
 static void miss(uint64_t node, bool is_there)
 {
-    gate_rendezvous_missing(&meeting, node, "it is silent", 99 * SECOND, is_there);
+    gate_rendezvous_missing(&meeting, node, "it is silent", 100 * SECOND, is_there);
 }
 
 START_TEST(a_node_that_is_missing_for_too_long_is_named_to_those_that_wait_with_it)
@@ -690,9 +690,9 @@ START_TEST(a_node_that_is_missing_for_too_long_is_named_to_those_that_wait_with_
     bring(node_with(2, 4, RANKS(1)));
     bring(node_with(3, 4, RANKS(2)));
     miss(2, false);
-    gate_rendezvous_tick(&meeting, 101 * SECOND - 1);
+    gate_rendezvous_tick(&meeting, 102 * SECOND - 1);
     ck_assert_uint_eq(answer_count, 0);
-    gate_rendezvous_tick(&meeting, 101 * SECOND);
+    gate_rendezvous_tick(&meeting, 102 * SECOND);
     ck_assert_uint_eq(answer_count, 3);
     for (int i = 0; i < 3; i++) {
         ck_assert_int_eq(answers[i].status, HVI_ERR_NODE_LOST);
@@ -740,7 +740,7 @@ START_TEST(a_node_that_is_missing_and_waits_alone_hurts_nobody)
 {
     bring(node_with(1, 2, RANKS(0)));
     miss(1, _i == 0);
-    gate_rendezvous_tick(&meeting, 101 * SECOND);
+    gate_rendezvous_tick(&meeting, 102 * SECOND);
     ck_assert_uint_eq(answer_count, 0);
     ck_assert_uint_eq(meeting.job_count,
                       _i == 0 ? 1 : 0); /* forgotten, if it has to say everything again */
@@ -748,6 +748,58 @@ START_TEST(a_node_that_is_missing_and_waits_alone_hurts_nobody)
     ck_assert_uint_eq(answer_count, 0);
     gate_rendezvous_tick(&meeting, 102 * SECOND);
     ck_assert_uint_eq(answer_count, _i == 0 ? 2 : 0);
+}
+END_TEST
+
+START_TEST(those_that_come_while_a_node_is_missing_wait_for_it_as_long)
+{
+    const struct gate_registration *second = node_with(2, 2, RANKS(1));
+
+    bring(node_with(1, 2, RANKS(0)));
+    miss(1, true);
+    gate_rendezvous_register(&meeting, second, 110 * SECOND);
+    gate_rendezvous_tick(&meeting, 112 * SECOND - 1);
+    ck_assert_uint_eq(answer_count, 0);
+    if (_i == 0)
+        gate_rendezvous_back(&meeting, 1);
+    gate_rendezvous_tick(&meeting, 112 * SECOND);
+    ck_assert_uint_eq(answer_count, 2);
+    ck_assert_int_eq(answers[0].status, _i == 0 ? HVI_OK : HVI_ERR_NODE_LOST);
+}
+END_TEST
+
+START_TEST(a_rendezvous_that_stood_still_blames_no_node_for_that)
+{
+    bring(node_with(1, 3, RANKS(0)));
+    bring(node_with(2, 3, RANKS(1)));
+    miss(2, false);
+    meeting.awake_ns = 110 * SECOND;
+    gate_rendezvous_tick(&meeting, 112 * SECOND - 1);
+    ck_assert_uint_eq(answer_count, 0);
+    gate_rendezvous_tick(&meeting, 112 * SECOND);
+    ck_assert_uint_eq(answer_count, 2);
+}
+END_TEST
+
+START_TEST(a_node_that_is_missing_and_has_its_connection_is_replaced_by_none)
+{
+    bring(node_with(1, 2, RANKS(0)));
+    miss(1, true);
+    bring(node_with(2, 3, RANKS(1))); /* which contradicts it */
+    ck_assert_uint_eq(answer_count, 2);
+    ck_assert_int_eq(answers[0].status, HVI_ERR_BAD_SIZE);
+}
+END_TEST
+
+START_TEST(the_job_key_of_a_node_that_is_gone_refuses_nobody)
+{
+    struct gate_registration *first = node_with(3, 2, RANKS(0));
+
+    snprintf(first->key_digest, sizeof(first->key_digest), "of the next job");
+    bring(node_with(1, 2, RANKS(0)));
+    miss(1, _i == 0);
+    bring(first);
+    ck_assert_uint_eq(answer_count, _i == 0 ? 1 : 0);
 }
 END_TEST
 
@@ -803,6 +855,10 @@ int main(void)
     tcase_add_test(tcase, a_node_that_is_back_in_time_was_never_missing);
     tcase_add_loop_test(tcase, no_job_meets_with_a_node_that_is_missing, 0, 2);
     tcase_add_loop_test(tcase, a_node_that_is_missing_and_waits_alone_hurts_nobody, 0, 2);
+    tcase_add_loop_test(tcase, those_that_come_while_a_node_is_missing_wait_for_it_as_long, 0, 2);
+    tcase_add_test(tcase, a_rendezvous_that_stood_still_blames_no_node_for_that);
+    tcase_add_test(tcase, a_node_that_is_missing_and_has_its_connection_is_replaced_by_none);
+    tcase_add_loop_test(tcase, the_job_key_of_a_node_that_is_gone_refuses_nobody, 0, 2);
     tcase_add_test(tcase, what_has_become_of_a_node_that_is_missing_takes_its_place);
     tcase_add_test(tcase, ranks_that_cannot_be_are_refused);
     tcase_add_test(tcase, jobs_of_two_users_with_one_name_do_not_meet);
