@@ -171,8 +171,11 @@ static void answer(struct engine *engine, const struct hvi_engine_query *query)
 {
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_ENGINE_REPORT};
 
-    if (query->what == HVI_QUERY_ALIVE) /* relaxed, pairs with the load in client/link/liveness.c */
+    if (query->what == HVI_QUERY_ALIVE) {
+        /* relaxed, pairs with the load in client/link/liveness.c */
         atomic_store_explicit(&engine->bell->silence_ns, query->silence_ns, memory_order_relaxed);
+        engine_rendezvous_asked(engine, query->silence_ns != 0);
+    }
     if (query->what != HVI_QUERY_ALIVE && engine->nodes.linked && !engine->sessions.held) {
         engine_gather_start(&engine->gathers, query);
         return;
@@ -446,6 +449,7 @@ static int on_retry(sd_event_source *source, uint64_t usec, void *user)
     }
     engine->sessions.alone = false;
     engine_rendezvous_heard(engine);
+    engine_rendezvous_asked(engine, false); /* it has not yet, and need not */
     forget_untold(engine);
     engine_device_ask_again(&engine->device);
     engine_rendezvous_tell(engine);

@@ -20,10 +20,10 @@
 /* The rendezvous knows which nodes are missing, and the gate whether there is one: their answers, 5 s after the time
  * that they count from the node's last rank on, have this much longer. */
 #define GRACE_NS (7 * HVI_NS_SEC)
-#define ALONE_NS                                                                                   \
-    (10 *                                                                                          \
-     HVI_NS_SEC) /* for a new hvdd, which a service has within a second; for one that stands still */
-#define LATE_NS HVI_NS_SEC /* a timer that comes so late: this process stood still */
+/* For a new hvdd, which a service has within a second; for one that stands still. */
+#define ALONE_NS (10 * HVI_NS_SEC)
+#define LOOK_NS  HVI_NS_SEC /* the timer comes so often, where hvdd asks */
+#define LATE_NS  HVI_NS_SEC /* so late: this process stood still */
 
 static bool waits(const struct engine *engine)
 {
@@ -115,11 +115,9 @@ static bool is_alone_for_good(const struct engine *engine, uint64_t now_ns)
 /* hvdd asks each second whether the engine lives, where it was not told not to. */
 static uint64_t still_until_ns(const struct engine *engine)
 {
-    const bool is_asked =
-        atomic_load_explicit(&engine->bell->silence_ns, memory_order_relaxed) != 0;
-
-    return engine->sessions.alone || !is_asked ? UINT64_MAX
-                                               : engine->rendezvous.heard_ns + ALONE_NS;
+    return engine->sessions.alone || !engine->rendezvous.asked
+               ? UINT64_MAX
+               : engine->rendezvous.heard_ns + ALONE_NS;
 }
 
 static void fail_still(struct engine *engine, const char *what)
@@ -164,6 +162,8 @@ static void arm(struct engine *engine)
         due_ns = alone_until_ns(engine);
     if (still_until_ns(engine) < due_ns)
         due_ns = still_until_ns(engine);
+    if (engine->rendezvous.asked && now_ns + LOOK_NS < due_ns)
+        due_ns = now_ns + LOOK_NS; /* so that it is seen when this process stands still */
     engine->rendezvous.due_ns = due_ns;
     sd_event_source_set_time_relative(engine->rendezvous.timer,
                                       due_ns > now_ns ? (due_ns - now_ns) / 1000 + 1 : 0);
@@ -220,6 +220,7 @@ int engine_rendezvous_open(struct engine *engine)
     rendezvous->timeout_ns = ENGINE_START_NS;
     rendezvous->warned_ns = engine->started_ns;
     rendezvous->heard_ns = hvi_clock_ns();
+    rendezvous->asked = engine->start.silence_ns != 0;
     if (sd_event_add_time_relative(engine->event, &rendezvous->timer, CLOCK_MONOTONIC, 0, 1000,
                                    on_timer, engine) < 0)
         return HVI_ERR_NO_MEMORY;
@@ -428,6 +429,15 @@ void engine_rendezvous_roster(struct engine *engine, const struct hvi_engine_ros
 void engine_rendezvous_heard(struct engine *engine)
 {
     engine->rendezvous.heard_ns = hvi_clock_ns();
+}
+
+void engine_rendezvous_asked(struct engine *engine, bool asked)
+{
+    const bool news = asked && !engine->rendezvous.asked;
+
+    engine->rendezvous.asked = asked;
+    if (news && waits(engine))
+        arm(engine);
 }
 
 void engine_rendezvous_alone(struct engine *engine, uint64_t since_ns)

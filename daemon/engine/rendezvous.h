@@ -30,6 +30,7 @@ struct engine_rendezvous {
     uint16_t port;      /* 0: not listening yet */
     uint64_t alone_ns;  /* since when hvdd is gone, while sessions.alone */
     uint64_t heard_ns;  /* when hvdd last said something */
+    bool asked;         /* this hvdd asks each second whether the engine lives */
     uint64_t due_ns;    /* the timer's time */
     bool untold;        /* EngineNode is due: the link was full */
     bool met;           /* the roster is there; engines connect */
@@ -49,6 +50,8 @@ void engine_rendezvous_tell(struct engine *engine);
 void engine_rendezvous_alone(struct engine *engine, uint64_t since_ns);
 /* hvdd has said something. */
 void engine_rendezvous_heard(struct engine *engine);
+/* Whether it goes on asking if the engine lives: one that does not may be silent. */
+void engine_rendezvous_asked(struct engine *engine, bool asked);
 /* The rendezvous' answer. */
 void engine_rendezvous_roster(struct engine *engine, const struct hvi_engine_roster *roster);
 /* The job's engines are connected: what was submitted is taken in, and ranks that want to leave do. */

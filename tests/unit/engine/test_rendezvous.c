@@ -709,7 +709,7 @@ static void silence(double seconds, double late_s)
 START_TEST(a_hvdd_that_says_nothing_ends_a_job_whose_nodes_have_not_met)
 {
     attach_all();
-    atomic_store(&bench.engine->bell->silence_ns, 5 * HVI_NS_SEC);
+    engine_rendezvous_asked(bench.engine, true);
     silence(9, 0);
     ck_assert(!bench.engine->sessions.stopping);
     silence(10, 0);
@@ -721,12 +721,20 @@ END_TEST
 START_TEST(a_hvdd_that_could_not_be_heard_or_asks_nothing_ends_no_job)
 {
     attach_all();
-    atomic_store(&bench.engine->bell->silence_ns, 5 * HVI_NS_SEC);
+    engine_rendezvous_asked(bench.engine, true);
     silence(30, 20); /* the engine itself stood still */
     ck_assert(!bench.engine->sessions.stopping);
-    atomic_store(&bench.engine->bell->silence_ns, 0); /* engine-silence = 0 */
+    engine_rendezvous_asked(bench.engine, false); /* engine-silence = 0 */
     silence(30, 0);
     ck_assert(!bench.engine->sessions.stopping);
+}
+END_TEST
+
+START_TEST(an_engine_that_is_asked_looks_each_second_whether_it_stood_still)
+{
+    attach_all();
+    engine_rendezvous_asked(bench.engine, true);
+    ck_assert_uint_le(bench.engine->rendezvous.due_ns, hvi_clock_ns() + HVI_NS_SEC);
 }
 END_TEST
 
@@ -975,6 +983,7 @@ START_TEST(a_restarted_hvdd_is_told_of_seats_and_of_the_node)
     snprintf(path, sizeof path, "%s/attach.sock", folder);
     attach_all();
     expect_node();
+    engine_rendezvous_asked(bench.engine, true);
     strcpy(bench.engine->start.attach_path, path);
     int listening = hvt_listen(folder, "attach.sock", SOCK_SEQPACKET);
     shutdown(bench.link, SHUT_RDWR);
@@ -992,6 +1001,7 @@ START_TEST(a_restarted_hvdd_is_told_of_seats_and_of_the_node)
     ck_assert_int_eq(msg.engine_hello.ranks[2].seat, 2);
     hvi_packet_msg_free(&msg);
     expect_node();
+    ck_assert(!bench.engine->rendezvous.asked); /* perhaps its engine-silence is 0 */
     close(node.link);
     close(listening);
     unlink(path);
@@ -1074,6 +1084,7 @@ int main(void)
     tcase_add_test(tcase, a_hvdd_that_does_not_come_back_ends_a_job_whose_nodes_have_not_met);
     tcase_add_test(tcase, a_hvdd_that_says_nothing_ends_a_job_whose_nodes_have_not_met);
     tcase_add_test(tcase, a_hvdd_that_could_not_be_heard_or_asks_nothing_ends_no_job);
+    tcase_add_test(tcase, an_engine_that_is_asked_looks_each_second_whether_it_stood_still);
     tcase_add_test(tcase, a_hvdd_of_one_job_is_not_waited_for);
     tcase_add_test(tcase,
                    ranks_of_the_node_that_do_not_come_end_every_session_after_the_start_timeout);
