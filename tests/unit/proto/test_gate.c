@@ -114,6 +114,7 @@ static void sample_mesh(enum hvi_mesh_kind kind)
                                  .heard = 4,
                                  .status = HVI_ERR_REFUSED,
                                  .text = "why",
+                                 .hvdd_silent_ns = UINT64_MAX - 1,
                                  .kind = kind};
     if (kind == HVI_MESH_HELLO)
         mesh.hello = (struct hvi_mesh_hello){
@@ -181,6 +182,7 @@ START_TEST(each_message_of_the_mesh_arrives_as_it_was_sent)
     ck_assert_uint_eq(mesh_copy.heard, 4);
     ck_assert_int_eq(mesh_copy.status, HVI_ERR_REFUSED);
     ck_assert_str_eq(mesh_copy.text, "why");
+    ck_assert_uint_eq(mesh_copy.hvdd_silent_ns, UINT64_MAX - 1);
     ck_assert_int_eq(hvi_mesh_msg_encode(&mesh_copy, again, sizeof again, &again_length), HVI_OK);
     ck_assert_uint_eq(again_length, length);
     ck_assert_mem_eq(again, bytes, length);
