@@ -215,11 +215,14 @@ static uint32_t owner(const struct gate_mesh *mesh, uint32_t uid)
     return mesh->gate->start.private_mode ? mesh->gate->start.uid : uid;
 }
 
-/* False: it is no EngineNode. */
+/* Its hvdd has said nothing for `silent_ns`. False: it is no EngineNode. */
 static bool bring(struct gate_mesh *mesh, uint64_t node, const char *name, const char *address,
-                  const struct hvi_node_register *registered)
+                  const struct hvi_node_register *registered, uint64_t silent_ns)
 {
-    struct gate_registration said = {.node = node, .registration = registered->registration};
+    struct gate_registration said = {.node = node,
+                                     .registration = registered->registration,
+                                     .missing = silent_ns > 0 ? HVDD_STILL : NULL,
+                                     .missing_since_ns = hvi_clock_ns() - silent_ns};
     struct hvi_packet_msg msg;
     bool good;
 
@@ -265,7 +268,10 @@ static void flush_all(struct gate_mesh *mesh)
 
 void mesh_listen_register(struct gate_mesh *mesh, const struct hvi_node_register *registered)
 {
-    if (!bring(mesh, mesh->gate->start.node, mesh->name, mesh->announced, registered))
+    /* note_still() says later that it is back. */
+    const uint64_t silent_ns = mesh->still ? mesh_hvdd_silent_ns(mesh, hvi_clock_ns()) : 0;
+
+    if (!bring(mesh, mesh->gate->start.node, mesh->name, mesh->announced, registered, silent_ns))
         mesh_tell_error(mesh, registered, HVI_ERR_PROTOCOL, "the engine's EngineNode is none");
     flush_all(mesh);
 }
@@ -397,7 +403,8 @@ static void handle_body(struct mesh_peer *peer, struct hvi_mesh_msg *msg)
     if (msg->kind == HVI_MESH_HELLO)
         handle_hello(peer, &msg->hello);
     else if (msg->kind == HVI_MESH_NODE_REGISTER)
-        good = bring(mesh, peer->node, peer->name, address_of(peer), &msg->node_register);
+        good = bring(mesh, peer->node, peer->name, address_of(peer), &msg->node_register,
+                     msg->hvdd_silent_ns);
     else if (msg->kind == HVI_MESH_NODE_WITHDRAW)
         take_back(mesh, peer->node, &msg->node_withdraw);
     else if (msg->kind == HVI_MESH_QUESTION)

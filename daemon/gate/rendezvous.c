@@ -104,6 +104,9 @@ static struct member *member_new(const struct gate_registration *said, uint64_t 
         return NULL;
     member->said = *said;
     member->since_ns = now_ns;
+    member->missing = said->missing;
+    member->missing_since_ns = said->missing_since_ns;
+    member->is_there = said->missing != NULL;
     member->said.engine.ranks = malloc(bytes);
     if (member->said.engine.ranks == NULL) {
         free(member);

@@ -21,6 +21,9 @@ struct gate_registration {
     uint32_t uid;
     uint64_t registration; /* counts that node's engines */
     char key_digest[HVI_WIRE_SHORT_TEXT];
+    const char *
+        missing; /* as gate_rendezvous_missing says it of one that has its connection; NULL: it is there */
+    uint64_t missing_since_ns;
     struct hvi_engine_node engine; /* its ranks are copied */
 };
 

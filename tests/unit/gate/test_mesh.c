@@ -960,6 +960,26 @@ START_TEST(a_job_meets_at_once_when_a_hvdd_that_stood_still_goes_on)
 }
 END_TEST
 
+START_TEST(no_job_meets_with_a_node_that_says_everything_again_while_its_hvdd_stands_still)
+{
+    uint32_t port = listen_at(&sides[0]);
+
+    join_at(&sides[1], port);
+    register_at(&sides[1], "job", 1, 1, 2);
+    wait_jobs(&sides[0], 1, "job");
+    sides[1].silent = true;
+    while (!sides[1].gate.mesh->said_still)
+        turn();
+    gate_mesh_close(&sides[0].gate);
+    listen_at_port(&sides[2], port);
+    register_at(&sides[2], "job", 1, 0, 2);
+    wait_jobs(&sides[2], 1, "job");
+    ck_assert(hears_nothing(&sides[2]));
+    sides[1].silent = false;
+    ck_assert_int_eq(hear_roster(&sides[2], "job", 1)->status, HVI_OK);
+}
+END_TEST
+
 START_TEST(a_rendezvous_that_begins_anew_is_told_everything_again)
 {
     uint32_t port = listen_at(&sides[0]);
@@ -2260,6 +2280,8 @@ static void add_meeting(Suite *suite)
     tcase_add_test(tcase, a_gate_whose_hvdd_is_gone_says_nothing_of_jobs_that_have_met);
     tcase_add_test(tcase, a_node_that_says_nothing_for_five_seconds_is_forgotten);
     tcase_add_test(tcase, a_job_meets_at_once_when_a_hvdd_that_stood_still_goes_on);
+    tcase_add_test(tcase,
+                   no_job_meets_with_a_node_that_says_everything_again_while_its_hvdd_stands_still);
     tcase_add_test(tcase, a_rendezvous_that_begins_anew_is_told_everything_again);
     suite_add_tcase(suite, tcase);
 }

@@ -736,6 +736,21 @@ START_TEST(no_job_meets_with_a_node_that_is_missing)
 }
 END_TEST
 
+START_TEST(no_job_meets_with_a_node_that_comes_while_its_hvdd_stands_still)
+{
+    struct gate_registration *still = node_with(2, 2, RANKS(1));
+
+    still->missing = "its hvdd stands still";
+    still->missing_since_ns = 99 * SECOND;
+    bring(node_with(1, 2, RANKS(0)));
+    bring(still);
+    ck_assert_uint_eq(answer_count, 0);
+    gate_rendezvous_back(&meeting, 2);
+    ck_assert_uint_eq(answer_count, 2);
+    ck_assert_int_eq(answers[0].status, HVI_OK);
+}
+END_TEST
+
 START_TEST(a_node_that_is_missing_and_waits_alone_hurts_nobody)
 {
     bring(node_with(1, 2, RANKS(0)));
@@ -854,6 +869,7 @@ int main(void)
     tcase_add_test(tcase, a_node_that_is_missing_for_too_long_is_named_to_those_that_wait_with_it);
     tcase_add_test(tcase, a_node_that_is_back_in_time_was_never_missing);
     tcase_add_loop_test(tcase, no_job_meets_with_a_node_that_is_missing, 0, 2);
+    tcase_add_test(tcase, no_job_meets_with_a_node_that_comes_while_its_hvdd_stands_still);
     tcase_add_loop_test(tcase, a_node_that_is_missing_and_waits_alone_hurts_nobody, 0, 2);
     tcase_add_loop_test(tcase, those_that_come_while_a_node_is_missing_wait_for_it_as_long, 0, 2);
     tcase_add_test(tcase, a_rendezvous_that_stood_still_blames_no_node_for_that);
