@@ -94,10 +94,9 @@ step_soak() {
     build_release
     build-release/tests/hvt-property --seed clock --seconds 1800 --verbose >"$folder/property.log" 2>&1 &
     property=$!
-    judged_pytest -s --soak tests/fault/test_liar.py \
+    judged_pytest -s --soak -m soak tests/fault/test_liar.py \
         tests/fault/test_random_kills.py tests/fault/test_node_kills.py tests/fault/test_nodes_faults.py \
-        tests/integration/test_hvdrun_tree.py \
-        -k 'thousand_seeds or many_more or half_an_hour or three_hundred or when_the_fault_is_over or firewall_between_engines or stand_behind_others' ||
+        tests/integration/test_hvdrun_tree.py tests/integration/test_nodes.py ||
         status=$?
     # Not by run-ctest itself, which tries once more what failed.
     judged_ctest -C Nightly -L '^sim$' || status=$?

@@ -8,10 +8,10 @@ import socket
 
 import pytest
 
-from hvt import Status, arith, new_keys, program, scaled, wait_until
+from hvt import Status, arith, new_keys, program, scaled, sockets, wait_until
 from hvt.ctl import Ctl
 from hvt.namespaces import mount
-from hvt.nodes import complaints
+from hvt.nodes import SECOND_NETWORK, complaints
 from hvt.spread import SpreadJob
 
 FULL = "the file with stdout of rank {} is not complete: No space left on device"
@@ -145,6 +145,30 @@ def test_lanes_and_ports_that_were_asked_for_carry_the_data(make_nodes):
     seen = nodes[0].run(["ss", "-tinOH", "state", "established"], check=True).stdout
     lanes = [sent for port, sent in re.findall(r":(9700|9701|9702)\b.* bytes_sent:(\d+)", seen) if int(sent) > 100_000]
     assert len(lanes) == 2 and sum(int(sent) for sent in lanes) < 1_200_000, seen
+    job.close()
+    assert job.await_end() == 0, job.said()
+    check_nothing_left(nodes)
+
+
+@pytest.mark.parametrize("wanted, as_option", [("eth1", True), *(pytest.param(*each, marks=pytest.mark.soak) for each in (
+    (f"{SECOND_NETWORK}.0/24", True), ("eth1", False), (f"{SECOND_NETWORK}.0/24", False)))])
+def test_daemons_and_engines_meet_over_the_network_that_was_chosen(make_nodes, wanted, as_option):
+    """By --network-interfaces, or HVD_INTERFACE. The hosts' names, and so ssh, lead over another one."""
+    nodes = make_nodes(2, ssh=True)
+    nodes.add_network()
+    option, environment = (["--network-interfaces", wanted], {}) if as_option else ([], {"HVD_INTERFACE": wanted})
+    job = SpreadJob(nodes, (1, 1), "--log-level", "info", *option, environment=environment)
+    data = [bytes([rank + 1, 0, 0, 0]) * (1 << 18) for rank in range(2)]
+    for outcome in job.run("allreduce", dtype="int32", dims=[1 << 18], data=data, reduce_op="sum"):
+        assert outcome.ok and outcome.data == b"\3\0\0\0" * (1 << 18), outcome.status
+    said, here, there = job.said(), *(node.second_address for node in nodes)
+    for address in (here, there):
+        assert f"mesh-interface: this node announces the address of an interface interface=eth1 address={address} wanted={wanted}\n" in said
+    reply = job.ctl_of(0).json("nodes")
+    assert [row["address"] for row in reply["nodes"]] == [row["address"] for row in reply["job_nodes"]] == [here, there], reply
+    ours = [each for each in sockets.of_process(nodes[0].pid) if each.state == "ESTABLISHED" and not each.remote.endswith("]:22")]
+    assert len(ours) >= 3, ours  # the daemons, and two of the engines
+    assert all(each.local.startswith(f"[{here}]:") and each.remote.startswith(f"[{there}]:") for each in ours), ours
     job.close()
     assert job.await_end() == 0, job.said()
     check_nothing_left(nodes)

@@ -66,9 +66,10 @@ def _under(path: pathlib.Path, folder: str) -> bool:
 
 
 _NETWORK = "10.77.1"
+SECOND_NETWORK = "10.77.2"
 
 # What makes the jobs of a test go over UCX; $HVT_TRANSPORT makes those of all tests.
-UCX = {"HVD_NET_TRANSPORT": "ucx", "HVD_TRUSTED_NETWORKS": f"{_NETWORK}.0/24,fd00:77::/64"}
+UCX = {"HVD_NET_TRANSPORT": "ucx", "HVD_TRUSTED_NETWORKS": f"{_NETWORK}.0/24,{SECOND_NETWORK}.0/24,fd00:77::/64"}
 
 
 def _transport() -> dict[str, str]:
@@ -89,6 +90,7 @@ class Node:
         self.host_name = host_name
         self.address = f"{_NETWORK}.{number}"
         self.address6 = f"fd00:77::{number}"
+        self.second_address = f"{SECOND_NETWORK}.{number}"  # on eth1, after Nodes.add_network
         self.mac = f"02:00:00:77:01:{number:02x}"  # the same again after a restart, as a machine's
         self.token = nodes.token
         self.folder = nodes.folder / self.name  # the test's and this node's, under the same path; the others do not see it
@@ -507,6 +509,14 @@ class Nodes(Sequence[Node]):
     def _cable(node: Node) -> list[str]:
         return [f"link add {node.name} type veth peer name eth0 address {node.mac} netns {node.network()}",
                 f"link set {node.name} master br0 up"]
+
+    def add_network(self) -> None:
+        """A second cable between two nodes, eth1, of which no name of a host tells."""
+        assert not self.bridge, "behind a bridge a node has one network"
+        first, second = (f"eth1 netns {node.network()}" for node in self)
+        _ip(f"link add {first} type veth peer name {second}")
+        for node in self:
+            node.ip("link set eth1 up", f"addr add {node.second_address}/24 dev eth1")
 
     def partition(self, left: Sequence[Node], right: Sequence[Node]) -> None:
         """Silence between two groups, both ways."""

@@ -27,7 +27,9 @@ def _address(text: str) -> tuple[str, int]:
     number, _, port = text.partition(":")
     words = bytes.fromhex(number)
     raw = b"".join(words[at:at + 4][::-1] for at in range(0, len(words), 4))  # 32-bit words in the machine's order
-    return f"[{ipaddress.ip_address(raw)}]:{int(port, 16)}", int(port, 16)
+    address = ipaddress.ip_address(raw)
+    plain = getattr(address, "ipv4_mapped", None) or address  # also where it came through a socket of IPv6
+    return f"[{plain}]:{int(port, 16)}", int(port, 16)
 
 
 def _rows(pid: int, table: str) -> Iterator[list[str]]:
