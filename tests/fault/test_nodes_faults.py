@@ -2,11 +2,13 @@
 """What several nodes can suffer: a rank, an engine, a daemon is killed, the cable is cut, strangers knock. Every rank of every node is
 told in time who is to blame, or notices nothing; and nothing is left on any node."""
 import contextlib
+import hashlib
 import json
 import os
 import re
 import signal
 import socket
+import struct
 import subprocess
 import time
 
@@ -22,6 +24,7 @@ SILENT_NS = 2_000_000_000
 SILENCE_NS = 5_000_000_000  # engine-silence
 ENGINE_PORT = 9631  # of the range, the last one that is free
 MESH_PORT = 9600  # the first one
+SSH_LOST = (Status.ERR_RANK_LOST, Status.ERR_JOB_STOPPED)  # its agent ends the ranks, and then hvdd: whichever news is first
 
 
 def check_over(job):
@@ -153,6 +156,47 @@ def test_a_rank_that_is_killed_before_the_engines_are_connected_is_named(make_no
     at_ns = job.ranks[2].kill()
     check_told(job, [0], at_ns, Status.ERR_RANK_LOST, ["rank 2", "SIGKILL"])
     check_over(job)
+
+
+@pytest.fixture
+def connecting(make_nodes):
+    """The nodes have met, and all ranks are in a barrier; the first engine cannot reach the second one."""
+    nodes = make_nodes(2, ssh=True)
+    nodes[1].drop_port(ENGINE_PORT)
+    job = SpreadJob(nodes, (1, 2), "--log-level", "info")
+    for rank in job.ranks:
+        rank.post_wait(rank.submit("barrier"))
+    wait_until(lambda: job.said().count(" rendezvous nodes-met: ") == 2, "both engines to know each other")
+    assert " nodes-connected: " not in job.said()
+    yield job
+    check_over(job)
+
+
+@pytest.mark.parametrize("victim", [1, pytest.param(0, marks=pytest.mark.soak)])
+def test_an_engine_that_is_killed_before_the_engines_are_connected_is_named(connecting, victim):
+    lost, other = connecting.nodes[victim], connecting.nodes[1 - victim]
+    at_ns = time.monotonic_ns()
+    os.kill(connecting.process_of(lost, "hvdd-engine"), signal.SIGKILL)
+    check_told(connecting, connecting.ranks_of(lost), at_ns, Status.ERR_ENGINE_LOST, [])
+    check_told(connecting, connecting.ranks_of(other), at_ns, Status.ERR_NODE_LOST, ["engine", lost.name, "SIGKILL"])
+
+
+def test_ssh_that_is_killed_before_the_engines_are_connected_ends_the_ranks_behind_it(connecting):
+    first, second = connecting.nodes
+    at_ns = time.monotonic_ns()
+    os.kill(connecting.process_of(first, "ssh"), signal.SIGKILL)
+    check_told(connecting, connecting.ranks_of(first), at_ns, SSH_LOST, [second.name, "SIGTERM|hvdd"])
+    wait_until(lambda: "hvdrun: lost the agent on n2: ssh was killed by signal 9 (SIGKILL)" in connecting.said(), connecting.said)
+
+
+@pytest.mark.parametrize("victim", [1, pytest.param(0, marks=pytest.mark.soak)])
+def test_a_daemon_that_is_killed_before_the_engines_are_connected_is_not_missed(connecting, victim):
+    os.kill(connecting.process_of(connecting.nodes[victim], "hvdd"), signal.SIGKILL)
+    wait_until(lambda: "nobody can attach any more" in connecting.said(), "hvdrun to see it")
+    connecting.nodes[1].heal()
+    for rank in connecting.ranks:
+        assert rank.collect_outcome().ok, connecting.said()
+    connecting.check_usable()
 
 
 @pytest.fixture
@@ -437,6 +481,36 @@ def test_a_node_without_room_on_its_disk_is_named_and_nothing_is_left(make_nodes
     assert os.listdir(folder) == ["full"]
 
 
+# ---- the way to a host ----
+
+def test_ssh_that_is_killed_ends_the_ranks_behind_it_which_are_named_on_the_others(job):
+    first, second = job.nodes
+    begin(job, elements=1 << 18)
+    at_ns = time.monotonic_ns()
+    os.kill(job.process_of(first, "ssh"), signal.SIGKILL)
+    check_told(job, job.ranks_of(first), at_ns, SSH_LOST, [second.name, "SIGTERM|hvdd"])
+    for rank in job.ranks_of(first):
+        job.ranks[rank].stop()
+    assert job.await_end() != 0
+    assert "hvdrun: lost the agent on n2: ssh was killed by signal 9 (SIGKILL); it ends its ranks\n" in job.said(), job.said()
+
+
+@pytest.mark.soak
+def test_ssh_that_stands_still_ends_the_ranks_behind_it_which_are_named_on_the_others(make_nodes):
+    """hvdrun and the agent there miss each other."""
+    nodes = make_nodes(2, ssh=True)
+    silence_s = round(scaled(2))
+    job = SpreadJob(nodes, (1, 2), "--silence-time", str(silence_s))
+    job.check_usable()
+    begin(job, elements=1 << 18)
+    at_ns = time.monotonic_ns()
+    os.kill(job.process_of(nodes[0], "ssh"), signal.SIGSTOP)
+    after_ns = told(job, [0], at_ns, SSH_LOST, ["n2", "SIGTERM|hvdd"])
+    check_prompt("the rank was told", after_ns - silence_s * 10**9, LOST_NS)
+    check_over(job)
+    assert job.await_end() != 0 and f"hvdrun: lost the agent on n2: it has said nothing for {silence_s} s (--silence-time)" in job.said()
+
+
 # ---- the network ----
 
 def test_a_host_that_cannot_reach_the_first_ones_daemon_is_named_and_nothing_runs(make_nodes):
@@ -703,3 +777,44 @@ def test_strangers_at_every_port_disturb_no_running_op(job):
     assert 2 <= lines <= 2 * (time.monotonic() - began + 1), job.said()
     end(job)
     job.check_usable()
+
+
+# A hello of net/handshake.c: magic, version, purpose (control), lane, encrypts, 0, epoch, from, to, job, nonce
+HELLO = struct.Struct("<8sIBBBBQII32s32s")
+WIRE = 3
+
+
+def mac(said, key):
+    return hashlib.blake2b(said, key=key, digest_size=32).digest()
+
+
+def call_second(job, epoch, key):
+    """Speaks to the second engine as if it came from the first one. What came after the hello, until the connection ended."""
+    first, second = job.nodes
+    name = job.ctl_of(0).json("jobs")["jobs"][0]["job"]
+    hello = HELLO.pack(b"hvdd-net", WIRE, 1, 0, 0, 0, epoch, 0, 1, hashlib.blake2b(name.encode(), digest_size=32).digest(), os.urandom(32))
+    with first.call(socket.create_connection, (second.address, ENGINE_PORT), scaled(5)) as caller:
+        caller.sendall(hello)
+        answer = caller.recv(HELLO.size, socket.MSG_WAITALL)
+        if answer:
+            caller.sendall(mac(hello + answer, mac(b"hvdd engine to engine\0" + struct.pack("<II", 0, 1), key)))
+            assert caller.recv(1) == b"", "no stranger gets a proof"
+    return answer
+
+
+def test_a_caller_with_an_old_epoch_or_another_key_is_refused_and_disturbs_no_running_op(make_nodes):
+    job = SpreadJob(make_nodes(2, ssh=True), (1, 1), "--log-level", "info")
+    job.reopen()
+    job.check_usable()
+    old, new = map(int, re.findall(r" nodes-met: .* epoch=(\d+) nodes=2 node=1\n", job.said()))
+    begin(job)
+    assert call_second(job, old, os.urandom(32)) == b""
+    check_undisturbed(job, 1.1)  # the log has a line a second
+    answer = HELLO.unpack(call_second(job, new, os.urandom(32)))
+    assert answer[:2] == (b"hvdd-net", WIRE) and answer[6:9] == (new, 1, 0), answer
+    check_undisturbed(job, 0.3)
+    refused = re.findall(r" net connection-refused: (.*) peer=10\.77\.1\.1:\d+ more=0\n", job.said())
+    assert refused == ["it belongs to another epoch of the job", "its proof is wrong: it has another key"], job.said()
+    end(job)
+    job.check_usable()
+    check_over(job)
