@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -104,6 +105,8 @@ static int run(struct engine *engine)
     hvi_log_set_user(start.uid);
     if (start.log_level >= HVI_LOG_ERROR && start.log_level <= HVI_LOG_TRACE)
         hvi_log_set_level((enum hvi_log_level)start.log_level);
+    if (start.one_job)
+        prctl(PR_SET_PDEATHSIG, SIGCONT); /* stopped, it would be left for good without hvdd */
     if (engine_init(engine, &start, LINK_FD) != HVI_OK)
         return 1;
     engine->cores = cores;

@@ -22,6 +22,7 @@ from hvt.spread import SpreadJob
 LOST_NS = 1_000_000_000
 SILENT_NS = 2_000_000_000
 SILENCE_NS = 5_000_000_000  # engine-silence
+ENDED_NS = 8_000_000_000  # hvdrun's agents give a hvdd 7 s to end
 ENGINE_PORT = 9631  # of the range, the last one that is free
 MESH_PORT = 9600  # the first one
 SSH_LOST = (Status.ERR_RANK_LOST, Status.ERR_JOB_STOPPED)  # its agent ends the ranks, and then hvdd: whichever news is first
@@ -481,7 +482,7 @@ def test_a_node_without_room_on_its_disk_is_named_and_nothing_is_left(make_nodes
     assert os.listdir(folder) == ["full"]
 
 
-# ---- the way to a host ----
+# ---- the way to a host, and the end of a job ----
 
 def test_ssh_that_is_killed_ends_the_ranks_behind_it_which_are_named_on_the_others(job):
     first, second = job.nodes
@@ -509,6 +510,60 @@ def test_ssh_that_stands_still_ends_the_ranks_behind_it_which_are_named_on_the_o
     check_prompt("the rank was told", after_ns - silence_s * 10**9, LOST_NS)
     check_over(job)
     assert job.await_end() != 0 and f"hvdrun: lost the agent on n2: it has said nothing for {silence_s} s (--silence-time)" in job.said()
+
+
+def stop_on_the_second(job, names):
+    """SIGSTOP for these processes, which are told."""
+    pids = [job.process_of(job.nodes[1], name) for name in names.split(" ")]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    return pids
+
+
+@pytest.mark.parametrize("names", ["hvdd", pytest.param("hvdd-engine", marks=pytest.mark.soak)])
+def test_what_stands_still_at_the_end_of_a_job_and_goes_on_is_waited_for(make_nodes, names):
+    nodes = make_nodes(2, ssh=True)
+    job = SpreadJob(nodes, (1, 2))
+    job.check_usable()
+    pids = stop_on_the_second(job, names)
+    for rank in job.ranks:
+        rank.stop()
+    time.sleep(0.3)
+    assert job.launcher.poll() is None, job.said()
+    for pid in pids:
+        os.kill(pid, signal.SIGCONT)
+    assert job.await_end() == 0, job.said()
+    for node in nodes:
+        node.check_clean(10)
+
+
+def test_an_engine_that_stands_still_at_the_end_of_a_job_goes_on_when_its_daemon_is_killed(make_nodes):
+    """Nobody else would end it."""
+    nodes = make_nodes(2, ssh=True)
+    job = SpreadJob(nodes, (1, 2))
+    job.check_usable()
+    stop_on_the_second(job, "hvdd-engine")
+    os.kill(job.process_of(nodes[1], "hvdd"), signal.SIGKILL)
+    check_over(job)
+    assert job.await_end() == 0, job.said()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("names", ["hvdd", "hvdd-engine", "hvdd-engine hvdd"])
+def test_what_stands_still_at_the_end_of_a_job_is_ended(make_nodes, names, killed):
+    """Also where the ranks were killed, of which an engine that stands still says nothing."""
+    nodes = make_nodes(2, ssh=True)
+    job = SpreadJob(nodes, (1, 2))
+    job.check_usable()
+    stop_on_the_second(job, names)
+    for rank in job.ranks:
+        _ = rank.kill() if killed else rank.stop()
+    at_ns = time.monotonic_ns()
+    assert job.await_end() == (128 + signal.SIGKILL if killed else 0), job.said()
+    check_prompt("hvdrun ended", time.monotonic_ns() - at_ns, ENDED_NS)
+    for node in nodes:
+        node.check_clean(10)
 
 
 # ---- the network ----

@@ -20,7 +20,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define STOP_NS        (5 * HVI_NS_SEC)
+#define STOP_NS        (7 * HVI_NS_SEC) /* hvdd itself gives an engine 5 s */
 #define NAME_TRIES     100
 #define FIRST_WORDS    1024 /* of a daemon that fails to start */
 #define ARGUMENTS_MAX  24

@@ -38,7 +38,7 @@ int run_daemon_start(const struct run_daemon_plan *plan, struct run_daemon *daem
 uint32_t run_daemon_mesh_port(const struct run_daemon *daemon);
 /* Of another host no rank can attach any more: the sentence `how`. hvdd tells those that wait for it. */
 void run_daemon_tell_lost(const struct run_daemon *daemon, const char *how);
-/* Ends it (SIGTERM, then SIGKILL after 5 s) and removes the directory. Harmless on one that never
+/* Ends it (SIGTERM, then SIGKILL after 7 s) and removes the directory. Harmless on one that never
  * started. */
 void run_daemon_stop(struct run_daemon *daemon);
 /* Removes the directory and the sockets in it, and ends an MPS that a hvdd which was killed has left. */
