@@ -87,6 +87,8 @@ void gate_mesh_withdraw(struct gate *gate, const struct hvi_node_withdraw *withd
 /* hvdd has died, and none takes its place: nodes that wait for this one are told. False: nobody has to be told; else the loop
  * ends when all have heard it, or after a second. */
 bool gate_mesh_orphaned(struct gate *gate);
+/* hvdd ends in order. False: what it has said of a job that cannot go on is not heard yet; the loop ends when it is. */
+bool gate_mesh_is_heard(struct gate *gate);
 /* Asks all nodes for the connection of that number, whose request it is: which there are (`what` is HVI_ADMIN_NODES) or which
  * jobs they have (HVI_ADMIN_JOBS). The answer comes by gate_admin_answer, soon or at once, where the status is HVI_OK;
  * HVI_ERR_UNSUPPORTED: there is no mesh; HVI_ERR_LIMIT: too many ask. */

@@ -135,7 +135,8 @@ static void read_message(struct gate *gate)
 static void end(struct gate *gate)
 {
     sd_event_source_set_enabled(gate->link, SD_EVENT_OFF);
-    if (gate->hvdd == 0 || !hvi_process_is_quiet(gate->hvdd, -1) || !gate_mesh_orphaned(gate))
+    const bool in_order = gate->hvdd == 0 || !hvi_process_is_quiet(gate->hvdd, -1);
+    if (in_order ? gate_mesh_is_heard(gate) : !gate_mesh_orphaned(gate))
         sd_event_exit(gate->event, 0);
 }
 

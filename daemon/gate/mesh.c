@@ -202,12 +202,24 @@ bool gate_mesh_orphaned(struct gate *gate)
     return mesh->listens ? mesh_listen_orphaned(mesh) : mesh_join_orphaned(mesh);
 }
 
+static bool is_heard(const struct gate_mesh *mesh)
+{
+    return mesh->listens ? mesh_listen_is_heard(mesh) : mesh_join_is_heard(mesh);
+}
+
+bool gate_mesh_is_heard(struct gate *gate)
+{
+    struct gate_mesh *mesh = gate->mesh;
+
+    if (mesh == NULL || !mesh->open)
+        return true;
+    mesh->orphan_ns = hvi_clock_ns() + LAST_NS;
+    return is_heard(mesh);
+}
+
 static bool has_said_its_last(const struct gate_mesh *mesh, uint64_t now_ns)
 {
-    if (mesh->orphan_ns == 0)
-        return false;
-    return now_ns >= mesh->orphan_ns ||
-           (mesh->listens ? mesh_listen_is_heard(mesh) : mesh_join_is_heard(mesh));
+    return mesh->orphan_ns != 0 && (now_ns >= mesh->orphan_ns || is_heard(mesh));
 }
 
 struct hvi_mesh_row *mesh_add_row(struct hvi_admin_reply *reply)

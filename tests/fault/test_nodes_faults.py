@@ -182,6 +182,17 @@ def test_an_engine_that_is_killed_before_the_engines_are_connected_is_named(conn
     check_told(connecting, connecting.ranks_of(other), at_ns, Status.ERR_NODE_LOST, ["engine", lost.name, "SIGKILL"])
 
 
+@pytest.mark.parametrize("victim", [1, pytest.param(0, marks=pytest.mark.soak)])
+def test_an_agent_that_is_killed_before_the_engines_are_connected_is_missed(connecting, victim):
+    """Its hvdd ends at once, and what it says last is heard."""
+    lost, other = connecting.nodes[victim], connecting.nodes[1 - victim]
+    at_ns = time.monotonic_ns()
+    os.kill(connecting.agent_of(lost), signal.SIGKILL)
+    statuses = (Status.ERR_JOB_STOPPED, Status.ERR_RANK_LOST, Status.ERR_NODE_LOST)
+    check_told(connecting, connecting.ranks_of(other), at_ns, statuses, [lost.name, "hvdd|SIGKILL|agent"])
+    wait_until(lambda: f"hvdrun: lost the agent on {lost.name}: " in connecting.said(), connecting.said)
+
+
 def test_ssh_that_is_killed_before_the_engines_are_connected_ends_the_ranks_behind_it(connecting):
     first, second = connecting.nodes
     at_ns = time.monotonic_ns()
