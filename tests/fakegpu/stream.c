@@ -33,6 +33,14 @@ struct work {
     _Alignas(16) char data[];
 };
 
+/* A thread that waits for a stream. It is woken once, when what it waits for is done: a driver's is, too. */
+struct waiter {
+    struct waiter *next;
+    const struct hvi_cu_stream *stream;
+    uint64_t number;
+    pthread_cond_t is_done;
+};
+
 struct queue {
     pthread_cond_t more;
     struct work *first, **end;
@@ -40,7 +48,8 @@ struct queue {
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* all of the following */
-static pthread_cond_t done = PTHREAD_COND_INITIALIZER;
+static struct waiter *waiters;
+static pthread_cond_t closed = PTHREAD_COND_INITIALIZER;
 static struct queue queues[FAKE_DEVICES][QUEUES];
 static unsigned made[FAKE_DEVICES];
 static struct hvi_cu_stream *streams;
@@ -117,6 +126,33 @@ static void free_work(struct work *work)
     free(work);
 }
 
+/* Needs the lock. */
+static void wake_waiters(const struct hvi_cu_stream *stream)
+{
+    for (struct waiter *waiter = waiters; waiter != NULL; waiter = waiter->next) {
+        if (waiter->stream == stream && stream->finished >= waiter->number)
+            pthread_cond_signal(&waiter->is_done);
+    }
+}
+
+/* Needs the lock, and a reference to the stream. */
+static void await(const struct hvi_cu_stream *stream, uint64_t number)
+{
+    struct waiter waiter = {
+        .next = waiters, .stream = stream, .number = number, .is_done = PTHREAD_COND_INITIALIZER};
+
+    waiters = &waiter;
+    while (stream->finished < number)
+        pthread_cond_wait(&waiter.is_done, &lock);
+    for (struct waiter **at = &waiters; *at != NULL; at = &(*at)->next) {
+        if (*at == &waiter) {
+            *at = waiter.next;
+            break;
+        }
+    }
+    pthread_cond_destroy(&waiter.is_done);
+}
+
 static void *serve(void *argument)
 {
     struct queue *queue = argument;
@@ -136,8 +172,8 @@ static void *serve(void *argument)
         free_work(work);
         pthread_mutex_lock(&lock);
         stream->finished++;
+        wake_waiters(stream);
         put_stream(stream);
-        pthread_cond_broadcast(&done);
     }
     return NULL;
 }
@@ -260,8 +296,7 @@ int cu_stream_query(hvi_cu_stream handle)
 static void wait_for(struct hvi_cu_stream *stream, uint64_t number)
 {
     stream->references++;
-    while (stream->finished < number)
-        pthread_cond_wait(&done, &lock);
+    await(stream, number);
     put_stream(stream);
 }
 
@@ -318,7 +353,7 @@ void fake_close_waits(void)
     wait_for_all(NULL);
     pthread_mutex_lock(&lock);
     if (--waiting_closes == 0)
-        pthread_cond_broadcast(&done);
+        pthread_cond_broadcast(&closed);
     pthread_mutex_unlock(&lock);
 }
 
@@ -326,7 +361,7 @@ void fake_await_closes(void)
 {
     pthread_mutex_lock(&lock);
     while (waiting_closes > 0)
-        pthread_cond_wait(&done, &lock);
+        pthread_cond_wait(&closed, &lock);
     pthread_mutex_unlock(&lock);
 }
 
@@ -443,8 +478,7 @@ static void run_after(void *data)
     struct after *after = data;
 
     pthread_mutex_lock(&lock);
-    while (after->stream->finished < after->number)
-        pthread_cond_wait(&done, &lock);
+    await(after->stream, after->number);
     put_stream(after->stream);
     pthread_mutex_unlock(&lock);
 }
