@@ -305,11 +305,23 @@ static bool message_receive(struct gate_socket *socket)
     return true;
 }
 
+static bool has_input(void *zmq)
+{
+    int events = 0;
+    size_t size = sizeof(events);
+
+    return zmq != NULL && zmq_getsockopt(zmq, ZMQ_EVENTS, &events, &size) == 0 &&
+           (events & ZMQ_POLLIN) != 0;
+}
+
 void gate_socket_send(struct gate_socket *socket, const char *route, const unsigned char *bytes,
                       size_t length)
 {
     if (socket->main == NULL)
         return;
+    /* libzmq learns of a new connection here. Sending would do that, too, but at most each millisecond: what is said at
+     * once would be lost, and repeated after 500 ms. */
+    (void)has_input(socket->main);
     if (socket->listens &&
         zmq_send(socket->main, route, strlen(route), ZMQ_SNDMORE | ZMQ_DONTWAIT) < 0)
         return;
@@ -399,15 +411,6 @@ static bool event_receive(struct gate_socket *socket)
 }
 
 /* ---- the loop ---- */
-
-static bool has_input(void *zmq)
-{
-    int events = 0;
-    size_t size = sizeof(events);
-
-    return zmq != NULL && zmq_getsockopt(zmq, ZMQ_EVENTS, &events, &size) == 0 &&
-           (events & ZMQ_POLLIN) != 0;
-}
 
 /* The ends of connections come first: their numbers are used again. */
 static void pump(struct gate_socket *socket)
