@@ -175,6 +175,7 @@ struct hvi_mesh_msg {
     int32_t status;
     char text[HVI_TEXT_MAX + 1];
     uint64_t hvdd_silent_ns; /* 0: for less than a second */
+    bool others_wait;        /* from the rendezvous: with the receiver */
     enum hvi_mesh_kind kind;
     union {
         struct hvi_mesh_hello hello;

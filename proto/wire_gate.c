@@ -248,11 +248,12 @@ static const struct wire_body mesh_bodies[HVI_MESH_KIND_END] = {
 };
 
 static const struct wire_field mesh_message_fields[] = {
-    U32(1, hvi_mesh_msg, oldest),     U32(2, hvi_mesh_msg, newest),
-    U64(3, hvi_mesh_msg, node),       U64(4, hvi_mesh_msg, talk),
-    U64(5, hvi_mesh_msg, peer_talk),  U64(6, hvi_mesh_msg, number),
-    U64(7, hvi_mesh_msg, heard),      STATUS(8, hvi_mesh_msg, status),
-    TEXT(9, hvi_mesh_msg, text, ANY), U64(10, hvi_mesh_msg, hvdd_silent_ns),
+    U32(1, hvi_mesh_msg, oldest),        U32(2, hvi_mesh_msg, newest),
+    U64(3, hvi_mesh_msg, node),          U64(4, hvi_mesh_msg, talk),
+    U64(5, hvi_mesh_msg, peer_talk),     U64(6, hvi_mesh_msg, number),
+    U64(7, hvi_mesh_msg, heard),         STATUS(8, hvi_mesh_msg, status),
+    TEXT(9, hvi_mesh_msg, text, ANY),    U64(10, hvi_mesh_msg, hvdd_silent_ns),
+    FLAG(11, hvi_mesh_msg, others_wait),
 };
 static const struct wire_table mesh_message = TABLE(mesh_message, mesh_message_fields, 0);
 

@@ -410,6 +410,8 @@ void mesh_join_withdraw(struct gate_mesh *mesh, const struct hvi_node_withdraw *
         return;
     }
     own = is_rank ? NULL : own_withdrawn(mesh, withdrawn);
+    if (own != NULL && own->gone && withdrawn->status == HVI_OK)
+        return; /* its engine has ended for what is still to be told */
     seed = own != NULL ? own->at : first_up(mesh);
     if (is_rank)
         keep_ended(mesh, withdrawn);
@@ -600,6 +602,7 @@ static void take(struct mesh_seed *seed, struct hvi_mesh_msg *msg)
     if (!is_up(seed))
         seed->hosts.since_ns = hvi_clock_ns();
     seed->heard_ns = hvi_clock_ns();
+    seed->others_wait = msg->others_wait;
     seed->failure[0] = '\0';
     seed->unsaid_ns = 0;
     news = gate_talk_take(&seed->talk, msg, mesh_random());
@@ -813,13 +816,22 @@ static void give_up_late(struct gate_mesh *mesh, uint64_t now_ns)
 
     DL_FOREACH_SAFE(mesh->own, own, spare)
     {
-        if (now_ns - own->since_ns < timeout_ns + GRACE_NS)
+        if (now_ns < own->since_ns + timeout_ns + GRACE_NS)
             continue;
         if (own->gone)
             own_free(mesh, own);
         else if (!own->answered && timeout_ns != 0)
             give_up(mesh, own);
     }
+}
+
+/* For so long the rendezvous may be silent. One that has not heard of the registration, or where nobody else waits, has more
+ * time, and that of a service is waited for. */
+static uint64_t patience_ns(const struct gate_mesh *mesh, const struct mesh_own *own)
+{
+    if (own->at->heard_ns >= own->since_ns && own->at->others_wait)
+        return mesh_missing_ns(mesh);
+    return mesh->gate->start.one_job ? MESH_GONE_NS : UINT64_MAX;
 }
 
 /* The rendezvous that has the registration is not heard any more, and there is no other one. */
@@ -829,34 +841,42 @@ static bool has_lost_seed(const struct gate_mesh *mesh, const struct mesh_own *o
 
     if (own->answered || own->gone || seed == NULL || seed->here || seed->heard_ns == 0)
         return false;
-    /* Not heard since: it does not know of the registration. */
-    if (seed->heard_ns < own->since_ns)
-        return mesh->gate->start.one_job &&
-               now_ns >= mesh_silent_since(mesh, own->since_ns) + MESH_GONE_NS;
     for (size_t i = 0; i < mesh->seed_count; i++)
         if (&mesh->seeds[i] != seed && is_up(&mesh->seeds[i]))
             return false;
-    return now_ns >= mesh_silent_since(mesh, seed->heard_ns) + mesh_missing_ns(mesh);
+    uint64_t since_ns = seed->heard_ns > own->since_ns ? seed->heard_ns : own->since_ns;
+    since_ns = mesh_silent_since(mesh, since_ns);
+    return now_ns > since_ns && now_ns - since_ns >= patience_ns(mesh, own);
+}
+
+/* Its engine is told now. The others are when the rendezvous is heard again, where they still wait. */
+static void lose_seed(struct gate_mesh *mesh, struct mesh_own *own, uint64_t now_ns)
+{
+    const struct hvi_node_register *said = &own->registered;
+    const struct mesh_seed *seed = own->at;
+    struct hvi_node_withdraw withdrawn = {.uid = said->uid,
+                                          .registration = said->registration,
+                                          .rank = -1,
+                                          .status = HVI_ERR_NODE_LOST};
+
+    snprintf(withdrawn.job, sizeof(withdrawn.job), "%s", said->job);
+    snprintf(withdrawn.text, sizeof(withdrawn.text),
+             "node %s (%s), where the nodes of job '%s' meet, is lost before they have: for %.1f s "
+             "node %s has heard nothing of it",
+             seed->called[0] != '\0' ? seed->called : seed->name, seed->endpoint, said->job,
+             (double)(now_ns - seed->heard_ns) / (double)HVI_NS_SEC, mesh->name);
+    mesh_tell_error(mesh, said, HVI_ERR_NODE_LOST, withdrawn.text);
+    lose(mesh, own, &withdrawn);
 }
 
 static void lose_seeds(struct gate_mesh *mesh, uint64_t now_ns)
 {
-    char text[HVI_TEXT_MAX + 1];
-    struct mesh_own *own;
+    struct mesh_own *own, *spare;
 
-    DL_FOREACH(mesh->own, own)
+    DL_FOREACH_SAFE(mesh->own, own, spare)
     {
-        if (!has_lost_seed(mesh, own, now_ns))
-            continue;
-        const struct mesh_seed *seed = own->at;
-        snprintf(text, sizeof(text),
-                 "node %s (%s), where the nodes of job '%s' meet, is lost before they have: for "
-                 "%.1f s node %s has heard nothing of it",
-                 seed->called[0] != '\0' ? seed->called : seed->name, seed->endpoint,
-                 own->registered.job, (double)(now_ns - seed->heard_ns) / (double)HVI_NS_SEC,
-                 mesh->name);
-        own->answered = true;
-        mesh_tell_error(mesh, &own->registered, HVI_ERR_NODE_LOST, text);
+        if (has_lost_seed(mesh, own, now_ns))
+            lose_seed(mesh, own, now_ns);
     }
 }
 

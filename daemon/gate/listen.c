@@ -135,6 +135,7 @@ static void transmit(void *user, struct hvi_mesh_msg *msg)
 {
     struct mesh_peer *peer = user;
 
+    msg->others_wait = gate_rendezvous_has_company(&peer->mesh->rendezvous, peer->node);
     mesh_send(peer->mesh, peer->mesh->socket, peer->route, msg);
 }
 
@@ -206,13 +207,30 @@ static void throw_dice(void *user, void *bytes_p, size_t length)
         ;
 }
 
-static const struct gate_rendezvous_calls rendezvous_calls = {.answer = answer,
-                                                              .random = throw_dice};
+/* It is told now: its next sign of life may not come any more. */
+static void company(void *user, uint64_t node)
+{
+    struct mesh_peer *peer = peer_find(user, node);
+
+    if (peer != NULL)
+        gate_talk_hurry(&peer->talk);
+}
+
+static const struct gate_rendezvous_calls rendezvous_calls = {
+    .answer = answer, .random = throw_dice, .company = company};
 
 /* A private hvdd serves one user, who may have other numbers on other nodes. */
 static uint32_t owner(const struct gate_mesh *mesh, uint32_t uid)
 {
     return mesh->gate->start.private_mode ? mesh->gate->start.uid : uid;
+}
+
+/* The sender's machine may be older than this one. */
+static uint64_t ago(uint64_t ns)
+{
+    const uint64_t now_ns = hvi_clock_ns();
+
+    return ns < now_ns ? now_ns - ns : 0;
 }
 
 /* Its hvdd has said nothing for `silent_ns`. False: it is no EngineNode. */
@@ -222,7 +240,7 @@ static bool bring(struct gate_mesh *mesh, uint64_t node, const char *name, const
     struct gate_registration said = {.node = node,
                                      .registration = registered->registration,
                                      .missing = silent_ns > 0 ? HVDD_STILL : NULL,
-                                     .missing_since_ns = hvi_clock_ns() - silent_ns};
+                                     .missing_since_ns = ago(silent_ns)};
     struct hvi_packet_msg msg;
     bool good;
 
@@ -380,6 +398,8 @@ static void handle_hello(struct mesh_peer *peer, const struct hvi_mesh_hello *he
         snprintf(peer->name, sizeof(peer->name), "%s", hello->name);
     snprintf(peer->version, sizeof(peer->version), "%s", hello->version);
     peer->greeted = true;
+    if (!peer->told) /* of an earlier conversation: it says everything now */
+        gate_rendezvous_forget(rendezvous, peer->node);
     snprintf(peer->announced, sizeof(peer->announced), "%s", hello->announced);
     /* Where others have found us; a node beside us may have found the loopback. */
     if (!peer->mesh->own_fixed && hello->dialed[0] != '\0' &&
@@ -462,8 +482,7 @@ static void refuse_version(struct mesh_peer *peer, const char *text)
 static void note_still(struct gate_mesh *mesh, uint64_t node, uint64_t silent_ns, bool *still)
 {
     if (silent_ns > 0)
-        gate_rendezvous_missing(&mesh->rendezvous, node, HVDD_STILL, hvi_clock_ns() - silent_ns,
-                                true);
+        gate_rendezvous_missing(&mesh->rendezvous, node, HVDD_STILL, ago(silent_ns), true);
     else if (*still)
         gate_rendezvous_back(&mesh->rendezvous, node);
     *still = silent_ns > 0;
@@ -493,7 +512,7 @@ static void take(struct gate_mesh *mesh, struct hvi_mesh_msg *msg, const struct 
     if ((news & GATE_TALK_BODY) != 0)
         handle_body(peer, msg);
     if (!peer->still)
-        peer->still_since_ns = hvi_clock_ns() - msg->hvdd_silent_ns;
+        peer->still_since_ns = ago(msg->hvdd_silent_ns);
     note_still(mesh, peer->node, msg->hvdd_silent_ns, &peer->still);
     flush_all(mesh);
 }
@@ -674,7 +693,7 @@ static void tell_gone(struct gate_mesh *mesh, const char *name, const char *addr
 
     snprintf(text, sizeof(text),
              "node %s (%s) is lost, before all nodes of the job had met: for %.1f s %s", name,
-             address, (double)silent_ns / (double)HVI_NS_SEC, why);
+             address[0] != '\0' ? address : "here", (double)silent_ns / (double)HVI_NS_SEC, why);
     gate_rendezvous_end(&mesh->rendezvous, HVI_ERR_NODE_LOST, text);
 }
 

@@ -574,6 +574,8 @@ void gate_rendezvous_register(struct gate_rendezvous *rendezvous,
     member = add(rendezvous, job, registration, now_ns);
     if (member != NULL)
         settle(rendezvous, job, member);
+    if (job->waiting != NULL && job->waiting->next != NULL && job->waiting->next->next == NULL)
+        rendezvous->calls->company(rendezvous->user, job->waiting->said.node);
     free_unused(rendezvous, job);
 }
 
@@ -744,6 +746,19 @@ void gate_rendezvous_back(struct gate_rendezvous *rendezvous, uint64_t node)
         member->missing = NULL;
         meet_if_all(rendezvous, job);
     }
+}
+
+bool gate_rendezvous_has_company(const struct gate_rendezvous *rendezvous, uint64_t node)
+{
+    const struct gate_rendezvous_job *job;
+
+    DL_FOREACH(rendezvous->jobs, job)
+    {
+        if (job->waiting != NULL && job->waiting->next != NULL &&
+            member_of(job->waiting, node) != NULL)
+            return true;
+    }
+    return false;
 }
 
 /* Since when others wait with it; 0: nobody does. */

@@ -40,6 +40,7 @@ struct gate_rendezvous_calls {
     void (*answer)(void *user, const struct gate_registrant *to,
                    const struct hvi_engine_roster *roster);
     void (*random)(void *user, void *bytes_p, size_t length);
+    void (*company)(void *user, uint64_t node); /* it does not wait alone any more */
 };
 
 struct gate_rendezvous_job;
@@ -87,6 +88,8 @@ void gate_rendezvous_missing(struct gate_rendezvous *rendezvous, uint64_t node, 
                              uint64_t since_ns, bool is_there);
 /* It is back without having registered anew. */
 void gate_rendezvous_back(struct gate_rendezvous *rendezvous, uint64_t node);
+/* Others wait with it. */
+bool gate_rendezvous_has_company(const struct gate_rendezvous *rendezvous, uint64_t node);
 /* Answers those that have waited too long, or wait with a node that is lost. */
 void gate_rendezvous_tick(struct gate_rendezvous *rendezvous, uint64_t now_ns);
 

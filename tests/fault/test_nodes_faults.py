@@ -764,16 +764,17 @@ def fault_of(job, what):
 
 @pytest.mark.soak
 @pytest.mark.parametrize("what", ["cable", "0 hvdd-gate", "1 hvdd-gate", "0 hvdd", "1 hvdd"])
-def test_nodes_that_wait_meet_when_the_fault_is_over(make_nodes, what):
-    """The ranks of the first node wait in a barrier, those of the second one come when all is well again."""
-    job = SpreadJob(make_nodes(2, ssh=True), (1, 1), late=[1])
-    barrier = job.ranks[0].submit("barrier", "first")
-    wait_until(lambda: [row["name"] for row in job.ctl_of(0).json("nodes")["nodes"] if row["jobs"]] == ["n1"], "the first node to wait")
+@pytest.mark.parametrize("waits, late", [(0, 1), (1, 0)])
+def test_nodes_that_wait_meet_when_the_fault_is_over(make_nodes, what, waits, late):
+    """The rank of one node waits in a barrier, that of the other one comes when all is well again. By the first they meet."""
+    job = SpreadJob(make_nodes(2, ssh=True), (1, 1), late=[late])
+    barrier = job.ranks[waits].submit("barrier", "first")
+    wait_until(lambda: len([row for row in job.ctl_of(0).json("nodes")["nodes"] if row["jobs"]]) == 1, "the node to wait")
     with fault_of(job, what):
         time.sleep(FAULTS_S)
-    job.ranks[1].post("open")
-    assert job.ranks[1].collect_outcome().ok, job.said()
-    assert job.ranks[1].outcome(job.ranks[1].submit("barrier", "first")).ok and job.ranks[0].outcome(barrier).ok, job.said()
+    job.ranks[late].post("open")
+    assert job.ranks[late].collect_outcome().ok, job.said()
+    assert job.ranks[late].outcome(job.ranks[late].submit("barrier", "first")).ok and job.ranks[waits].outcome(barrier).ok, job.said()
     job.check_usable()
     check_over(job)
 

@@ -63,7 +63,16 @@ static void throw_dice(void *user, void *bytes_p, size_t length)
     memset(bytes_p, ++dice, length);
 }
 
-static const struct gate_rendezvous_calls calls = {.answer = note, .random = throw_dice};
+static uint64_t accompanied;
+
+static void note_company(void *user, uint64_t node)
+{
+    (void)user;
+    accompanied = node;
+}
+
+static const struct gate_rendezvous_calls calls = {
+    .answer = note, .random = throw_dice, .company = note_company};
 
 static void setup(void)
 {
@@ -707,6 +716,22 @@ START_TEST(a_node_that_is_missing_for_too_long_is_named_to_those_that_wait_with_
 }
 END_TEST
 
+START_TEST(who_waits_alone_is_known_and_so_is_when_that_ends)
+{
+    accompanied = 0;
+    bring(node_with(1, 4, RANKS(0)));
+    ck_assert(!gate_rendezvous_has_company(&meeting, 1));
+    ck_assert_uint_eq(accompanied, 0);
+    bring(node_with(2, 4, RANKS(1)));
+    ck_assert_uint_eq(accompanied, 1);
+    ck_assert(gate_rendezvous_has_company(&meeting, 1));
+    ck_assert(gate_rendezvous_has_company(&meeting, 2));
+    ck_assert(!gate_rendezvous_has_company(&meeting, 3));
+    withdraw(1, 1);
+    ck_assert(!gate_rendezvous_has_company(&meeting, 2));
+}
+END_TEST
+
 START_TEST(a_node_that_is_back_in_time_was_never_missing)
 {
     bring(node_with(1, 3, RANKS(0)));
@@ -867,6 +892,7 @@ int main(void)
     tcase_add_test(tcase, another_job_key_is_refused_and_the_others_go_on_waiting);
     tcase_add_test(tcase, who_is_missing_is_said_after_the_start_timeout);
     tcase_add_test(tcase, a_node_that_is_missing_for_too_long_is_named_to_those_that_wait_with_it);
+    tcase_add_test(tcase, who_waits_alone_is_known_and_so_is_when_that_ends);
     tcase_add_test(tcase, a_node_that_is_back_in_time_was_never_missing);
     tcase_add_loop_test(tcase, no_job_meets_with_a_node_that_is_missing, 0, 2);
     tcase_add_test(tcase, no_job_meets_with_a_node_that_comes_while_its_hvdd_stands_still);
