@@ -27,9 +27,8 @@ struct gate {
     uint64_t descriptors; /* that the gate may have open */
     pid_t hvdd;           /* whose death the gate outlives for a moment; 0: it does not */
 
-    int link_fd; /* to hvdd */
-    uint64_t
-        heard_ns; /* when hvdd last said something: it asks four times a second whether the gate lives */
+    int link_fd;       /* to hvdd */
+    uint64_t heard_ns; /* when hvdd last said something, which it does four times a second */
     sd_event_source *link, *term;
     struct gate_outgoing *outbox;
     size_t outbox_bytes;

@@ -56,8 +56,8 @@ struct gate_mesh {
     uint64_t open_ns;   /* when to try to open it again */
     uint64_t look_ns;   /* when to look at the allow-list again */
     uint64_t orphan_ns; /* when to end at the latest; 0: hvdd lives */
-    uint64_t tick_ns,
-        awake_ns; /* the last tick; since when they come in time: no other node is blamed for what was before */
+    uint64_t tick_ns;   /* the last tick */
+    uint64_t awake_ns;  /* since when they come in time: nobody is blamed for what was before */
     char left_out[HVI_TEXT_MAX + 1];       /* of the allow-list: what was logged */
     char failure[HVI_TEXT_MAX + 1];        /* why it is not open */
     char announced[HVI_WIRE_NODE_ADDRESS]; /* HVD_INTERFACE's; "": none */

@@ -21,8 +21,7 @@ struct gate_registration {
     uint32_t uid;
     uint64_t registration; /* counts that node's engines */
     char key_digest[HVI_WIRE_SHORT_TEXT];
-    const char *
-        missing; /* as gate_rendezvous_missing says it of one that has its connection; NULL: it is there */
+    const char *missing; /* why; NULL: it is there */
     uint64_t missing_since_ns;
     struct hvi_engine_node engine; /* its ranks are copied */
 };
@@ -49,8 +48,7 @@ struct gate_rendezvous {
     const struct gate_rendezvous_calls *calls;
     void *user;
     uint64_t timeout_ns, missing_ns;
-    uint64_t
-        awake_ns; /* this process stood still until then: no node is blamed for what was before */
+    uint64_t awake_ns; /* this process stood still until then: no node is blamed for that */
     uint64_t last_epoch;
     char own_address[HVI_WIRE_NODE_ADDRESS]; /* of the rendezvous' node; "": unknown */
     struct gate_rendezvous_job *jobs;
