@@ -682,6 +682,26 @@ def test_a_monitored_barrier_that_has_failed_leaves_nothing_to_the_next(ranks):
     ranks(2, check_monitored_barriers)
 
 
+def check_messages_that_are_taken_back() -> None:
+    import torch
+    import torch.distributed as dist
+
+    import hvd.torch  # noqa: F401 pylint: disable=unused-import
+    dist.init_process_group("hvd")
+    group, rank = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu")), dist.get_rank()
+    for start in (group.send, group.recv):
+        for _ in range(20):
+            work = start([torch.zeros(1)], 1 - rank, 7)
+            work.take_back()
+            assert work.done and "cancelled" in str(work.error)
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_a_message_that_was_taken_back_is_over(ranks):
+    ranks(2, check_messages_that_are_taken_back)
+
+
 def check_results_while_closing() -> None:
     import threading
 

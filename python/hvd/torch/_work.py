@@ -39,6 +39,7 @@ _NO_TIMEOUT = timedelta(0)
 #: How long the thread's wait lasts at most before it sees works that came meanwhile, should these be finished first.
 _SLICE_NS = 10_000_000
 _NAP_S = 0.0005
+_TAKEN_BACK_S = 5.0  # for the engine, which takes a message back as soon as it runs
 #: How long callbacks of one work may take before another thread sees to the works that are left.
 _PATIENCE_S = 1.0
 _LATCH_SLICE_S = 0.05
@@ -169,9 +170,11 @@ class Work(_Base):
         self._settle(self.too_long(seconds))
 
     def take_back(self) -> None:
-        """What of it still waits for other ranks: so a message that is given up does not meet a later one's peer."""
+        """What of it still waits for other ranks. It is over then: a message that is given up would meet a later one's peer
+        where the engine hears of that one first."""
         for op in self.ops:
             op.cancel()
+        self._await(_TAKEN_BACK_S)
 
     def too_long(self, seconds: float) -> DistributedError:
         """What a wait of so many seconds in vain raises."""

@@ -736,8 +736,10 @@ class _Group:
             except DistributedError as error:
                 if work.done:
                     raise
-                missing.append(self._ranks[member])
                 work.take_back()
+                if work.done and work.error is None:
+                    continue  # it has just come
+                missing.append(self._ranks[member])
                 if not wait_all_ranks:
                     for later in works[member:]:
                         later.take_back()
@@ -758,6 +760,8 @@ class _Group:
                 if work.done:
                     raise
                 work.take_back()
+                if work.done and work.error is None:
+                    continue
                 raise DistributedError(f"monitored_barrier: rank {self._ranks[0]} did not let this rank go on within "
                                        f"{limit.total_seconds():g} s; its own error says which rank did not come") from error
 
