@@ -320,14 +320,13 @@ void gate_socket_send(struct gate_socket *socket, const char *route, const unsig
     if (socket->main == NULL)
         return;
     /* libzmq learns of a new connection here. Sending would do that, too, but at most each millisecond: what is said at
-     * once would be lost, and repeated after 500 ms. */
+     * once would be lost, and repeated after 500 ms. There may be something to read by now, of which no descriptor tells. */
     (void)has_input(socket->main);
+    sd_event_source_set_enabled(socket->again, SD_EVENT_ONESHOT);
     if (socket->listens &&
         zmq_send(socket->main, route, strlen(route), ZMQ_SNDMORE | ZMQ_DONTWAIT) < 0)
         return;
     zmq_send(socket->main, bytes, length, ZMQ_DONTWAIT);
-    /* There may be something to read by now, of which no descriptor tells. */
-    sd_event_source_set_enabled(socket->again, SD_EVENT_ONESHOT);
 }
 
 /* ---- connections ---- */
