@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "daemon/gate/agree.h"
 
+#include "base/clock.h"
 #include "base/status.h"
 
 #include <stdarg.h>
@@ -34,6 +35,15 @@ void gate_say_ranks(struct gate_sentence *sentence, const bool *has, int32_t siz
         separator = ",";
         first = last;
     }
+}
+
+void gate_say_lost(struct gate_sentence *sentence, const char *name, const char *address,
+                   const char *job, uint64_t silent_ns, const char *why)
+{
+    gate_say(sentence, "node %s (%s) is lost, before all nodes of ", name,
+             address[0] != '\0' ? address : "here");
+    gate_say(sentence, job[0] != '\0' ? "job '%s'" : "the job%s", job);
+    gate_say(sentence, " had met: for %.1f s %s", (double)silent_ns / (double)HVI_NS_SEC, why);
 }
 
 void gate_mark_ranks(bool *has, int32_t size, const struct gate_registration *said)

@@ -17,6 +17,9 @@ void gate_say(struct gate_sentence *sentence, const char *format, ...)
 void gate_say_ranks(struct gate_sentence *sentence, const bool *has, int32_t size, bool wanted);
 /* "NAME (ADDRESS)". */
 void gate_say_node(struct gate_sentence *sentence, const struct gate_registration *said);
+/* That the node is lost, and why; "": its address is not known, or it is the job of this hvdd. */
+void gate_say_lost(struct gate_sentence *sentence, const char *name, const char *address,
+                   const char *job, uint64_t silent_ns, const char *why);
 /* Sets `has` of the node's ranks. */
 void gate_mark_ranks(bool *has, int32_t size, const struct gate_registration *said);
 

@@ -5,6 +5,8 @@
  * allow-list says what the node of a key is called; else the node does. */
 #include "daemon/gate/mesh.h"
 
+#include "daemon/gate/agree.h"
+
 #include "base/interface.h"
 #include "base/place.h"
 #include "base/status.h"
@@ -689,12 +691,10 @@ const char *mesh_listen_name(const struct gate_mesh *mesh, uint64_t node)
 static void tell_gone(struct gate_mesh *mesh, const char *name, const char *address,
                       uint64_t silent_ns, const char *why)
 {
-    char text[HVI_TEXT_MAX + 1];
+    struct gate_sentence sentence = {.text = ""};
 
-    snprintf(text, sizeof(text),
-             "node %s (%s) is lost, before all nodes of the job had met: for %.1f s %s", name,
-             address[0] != '\0' ? address : "here", (double)silent_ns / (double)HVI_NS_SEC, why);
-    gate_rendezvous_end(&mesh->rendezvous, HVI_ERR_NODE_LOST, text);
+    gate_say_lost(&sentence, name, address, "", silent_ns, why);
+    gate_rendezvous_end(&mesh->rendezvous, HVI_ERR_NODE_LOST, sentence.text);
 }
 
 static void look_for_gone(struct gate_mesh *mesh, uint64_t now_ns)

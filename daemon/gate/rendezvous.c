@@ -44,8 +44,6 @@ struct member {
     struct member *prev, *next;
     struct gate_registration said;
     uint64_t since_ns;
-    const char *missing; /* why; NULL: it is there */
-    uint64_t missing_since_ns;
     bool is_there;  /* it is missing for something else than its connection */
     uint32_t place; /* in the roster */
 };
@@ -104,8 +102,6 @@ static struct member *member_new(const struct gate_registration *said, uint64_t 
         return NULL;
     member->said = *said;
     member->since_ns = now_ns;
-    member->missing = said->missing;
-    member->missing_since_ns = said->missing_since_ns;
     member->is_there = said->missing != NULL;
     member->said.engine.ranks = malloc(bytes);
     if (member->said.engine.ranks == NULL) {
@@ -425,7 +421,7 @@ static void meet_if_all(struct gate_rendezvous *rendezvous, struct gate_rendezvo
 
     DL_FOREACH(job->waiting, member)
     {
-        if (member->missing != NULL)
+        if (member->said.missing != NULL)
             return;
         ranks += member->said.engine.rank_count;
         nodes++;
@@ -483,7 +479,7 @@ static bool is_late(struct gate_rendezvous *rendezvous, struct gate_rendezvous_j
 /* It has no connection. Its hvdd may have been started anew: a newcomer is what became of it. */
 static bool is_gone(const struct member *member)
 {
-    return member->missing != NULL && !member->is_there;
+    return member->said.missing != NULL && !member->is_there;
 }
 
 static bool check_key(struct gate_rendezvous *rendezvous, struct gate_rendezvous_job *job,
@@ -727,9 +723,9 @@ void gate_rendezvous_missing(struct gate_rendezvous *rendezvous, uint64_t node, 
         struct member *member = member_of(job->waiting, node);
         if (member == NULL)
             continue;
-        if (member->missing == NULL || since_ns < member->missing_since_ns)
-            member->missing_since_ns = since_ns;
-        member->missing = why;
+        if (member->said.missing == NULL || since_ns < member->said.missing_since_ns)
+            member->said.missing_since_ns = since_ns;
+        member->said.missing = why;
         member->is_there = is_there;
     }
 }
@@ -741,11 +737,17 @@ void gate_rendezvous_back(struct gate_rendezvous *rendezvous, uint64_t node)
     DL_FOREACH(rendezvous->jobs, job)
     {
         struct member *member = member_of(job->waiting, node);
-        if (member == NULL || member->missing == NULL)
+        if (member == NULL || member->said.missing == NULL)
             continue;
-        member->missing = NULL;
+        member->said.missing = NULL;
         meet_if_all(rendezvous, job);
     }
+}
+
+/* Somebody does. */
+static bool waits_alone(const struct gate_rendezvous_job *job)
+{
+    return job->waiting->next == NULL;
 }
 
 bool gate_rendezvous_has_company(const struct gate_rendezvous *rendezvous, uint64_t node)
@@ -754,8 +756,7 @@ bool gate_rendezvous_has_company(const struct gate_rendezvous *rendezvous, uint6
 
     DL_FOREACH(rendezvous->jobs, job)
     {
-        if (job->waiting != NULL && job->waiting->next != NULL &&
-            member_of(job->waiting, node) != NULL)
+        if (member_of(job->waiting, node) != NULL && !waits_alone(job))
             return true;
     }
     return false;
@@ -780,7 +781,7 @@ static uint64_t missed_since(const struct gate_rendezvous *rendezvous,
                              const struct gate_rendezvous_job *job, const struct member *missing)
 {
     const uint64_t others_ns = others_since(job, missing);
-    uint64_t since_ns = missing->missing_since_ns;
+    uint64_t since_ns = missing->said.missing_since_ns;
 
     since_ns = others_ns > since_ns ? others_ns : since_ns;
     return rendezvous->awake_ns > since_ns ? rendezvous->awake_ns : since_ns;
@@ -794,16 +795,11 @@ static struct member *lost_member(const struct gate_rendezvous *rendezvous,
 
     DL_FOREACH(job->waiting, member)
     {
-        if (member->missing != NULL &&
+        if (member->said.missing != NULL &&
             now_ns >= missed_since(rendezvous, job, member) + rendezvous->missing_ns)
             return member;
     }
     return NULL;
-}
-
-static bool waits_alone(const struct gate_rendezvous_job *job)
-{
-    return job->waiting != NULL && job->waiting->next == NULL;
 }
 
 static void lose(struct gate_rendezvous *rendezvous, struct gate_rendezvous_job *job,
@@ -813,11 +809,9 @@ static void lose(struct gate_rendezvous *rendezvous, struct gate_rendezvous_job 
     const char *address = lost->said.address;
     struct gate_sentence sentence = {.text = ""};
 
-    if (address[0] == '\0')
-        address = rendezvous->own_address;
-    gate_say(&sentence, "node %s (%s) is lost, before all nodes of job '%s' had met: for %.1f s %s",
-             lost->said.name, address[0] != '\0' ? address : "here", job->id,
-             (double)(now_ns - lost->missing_since_ns) / (double)HVI_NS_SEC, lost->missing);
+    gate_say_lost(&sentence, lost->said.name,
+                  address[0] != '\0' ? address : rendezvous->own_address, job->id,
+                  now_ns - lost->said.missing_since_ns, lost->said.missing);
     note_loss(job, &registrant, HVI_ERR_NODE_LOST, sentence.text, now_ns);
     refuse_all(rendezvous, job, HVI_ERR_NODE_LOST, sentence.text);
 }

@@ -79,9 +79,9 @@ void gate_rendezvous_ended(struct gate_rendezvous *rendezvous,
 bool gate_rendezvous_end(struct gate_rendezvous *rendezvous, int status, const char *text);
 /* That node begins anew: what it waits for is withdrawn. */
 void gate_rendezvous_forget(struct gate_rendezvous *rendezvous, uint64_t node);
-/* That node is not there, since then: `why`, which is not copied. What it waits for is kept, for it may come back, but no job meets
- * with it. When it has been missing for missing_ns while others wait with it, it is lost: they get a sentence. Where nobody does, what it waits
- * for is withdrawn then, or, if `is_there`, stays: the node has a connection, and something else stands still. */
+/* That node is missing since then: `why`, which is not copied. No job meets with it; what it waits for is kept, for it may come
+ * back. After missing_ns beside others that wait it is lost, and they get a sentence. Where it waits alone, what it waits for is
+ * withdrawn then. It stays if `is_there`: the node has a connection, and something else stands still. */
 void gate_rendezvous_missing(struct gate_rendezvous *rendezvous, uint64_t node, const char *why,
                              uint64_t since_ns, bool is_there);
 /* It is back without having registered anew. */

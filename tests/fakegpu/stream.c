@@ -33,7 +33,7 @@ struct work {
     _Alignas(16) char data[];
 };
 
-/* A thread that waits for a stream. It is woken once, when what it waits for is done: a driver's is, too. */
+/* A thread that waits for a stream. It is woken once, when that is done, as by a driver. */
 struct waiter {
     struct waiter *next;
     const struct hvi_cu_stream *stream;

@@ -169,12 +169,13 @@ class Work(_Base):
         """It has taken too long."""
         self._settle(self.too_long(seconds))
 
-    def take_back(self) -> None:
-        """What of it still waits for other ranks. It is over then: a message that is given up would meet a later one's peer
-        where the engine hears of that one first."""
+    def take_back(self) -> bool:
+        """Cancels what of it still waits for other ranks, and waits until it is over: else a message that is given up could meet
+        a later one's peer, of which the engine may hear first. True: it has ended well all the same."""
         for op in self.ops:
             op.cancel()
         self._await(_TAKEN_BACK_S)
+        return self.done and self.error is None
 
     def too_long(self, seconds: float) -> DistributedError:
         """What a wait of so many seconds in vain raises."""

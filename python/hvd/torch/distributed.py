@@ -736,8 +736,7 @@ class _Group:
             except DistributedError as error:
                 if work.done:
                     raise
-                work.take_back()
-                if work.done and work.error is None:
+                if work.take_back():
                     continue  # it has just come
                 missing.append(self._ranks[member])
                 if not wait_all_ranks:
@@ -759,8 +758,7 @@ class _Group:
             except DistributedError as error:
                 if work.done:
                     raise
-                work.take_back()
-                if work.done and work.error is None:
+                if work.take_back():
                     continue
                 raise DistributedError(f"monitored_barrier: rank {self._ranks[0]} did not let this rank go on within "
                                        f"{limit.total_seconds():g} s; its own error says which rank did not come") from error

@@ -951,16 +951,22 @@ START_TEST(a_node_that_says_nothing_for_five_seconds_is_forgotten)
 }
 END_TEST
 
-START_TEST(a_job_meets_at_once_when_a_hvdd_that_stood_still_goes_on)
+/* The second side waits at the first, and says that its hvdd stands still. */
+static void wait_still(uint32_t port)
 {
-    uint32_t port = listen_at(&sides[0]);
-
     join_at(&sides[1], port);
     register_at(&sides[1], "job", 1, 1, 2);
     wait_jobs(&sides[0], 1, "job");
     sides[1].silent = true;
     while (!sides[1].gate.mesh->said_still)
         turn();
+}
+
+START_TEST(a_job_meets_at_once_when_a_hvdd_that_stood_still_goes_on)
+{
+    uint32_t port = listen_at(&sides[0]);
+
+    wait_still(port);
     ck_assert(hears_nothing(&sides[0])); /* the rendezvous knows it by now */
     register_at(&sides[0], "job", 1, 0, 2);
     ck_assert(hears_nothing(&sides[0]));
@@ -974,12 +980,7 @@ START_TEST(no_job_meets_with_a_node_that_says_everything_again_while_its_hvdd_st
 {
     uint32_t port = listen_at(&sides[0]);
 
-    join_at(&sides[1], port);
-    register_at(&sides[1], "job", 1, 1, 2);
-    wait_jobs(&sides[0], 1, "job");
-    sides[1].silent = true;
-    while (!sides[1].gate.mesh->said_still)
-        turn();
+    wait_still(port);
     gate_mesh_close(&sides[0].gate);
     listen_at_port(&sides[2], port);
     register_at(&sides[2], "job", 1, 0, 2);
