@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The private hvdd must outlive this process and must not be its child: a library has no business
  * in its host's SIGCHLD handling. So posix_spawn (no atfork handlers of the host run, no copy of
- * its memory) starts a shell that starts hvdd in the background of a session of its own and ends at
- * once. hvdd inherits no descriptor but the readiness pipe, no signal mask, and none of the
+ * its memory) starts a shell that starts hvdd in the background of a process group of its own and ends at
+ * once. The session is ours, as the kernel may share a machine's cores among sessions (daemon/node/spawn.c).
+ * hvdd inherits no descriptor but the readiness pipe, no signal mask, and none of the
  * variables by which a service manager speaks to the host. It says "ready" on the pipe; end of file
  * means that it ended. It goes away by itself when it was not used for a while.
  *
@@ -166,8 +167,8 @@ static int set_attributes(posix_spawnattr_t *attributes)
     if (!error)
         error = posix_spawnattr_setsigdefault(attributes, &all);
     if (!error)
-        error = posix_spawnattr_setflags(attributes, POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGMASK |
-                                                         POSIX_SPAWN_SETSIGDEF);
+        error = posix_spawnattr_setflags(
+            attributes, POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
     return error;
 }
 

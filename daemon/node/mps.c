@@ -396,7 +396,7 @@ static const char *hidden_variable(void)
 static int spawn(struct node_mps *mps)
 {
     char *argv[] = {(char *)(uintptr_t)HVI_MPS_PROGRAM, (char *)(uintptr_t) "-f", NULL};
-    struct node_spawn_io io = {.in_fd = -1, .link_fd = -1};
+    struct node_spawn_io io = {.in_fd = -1, .link_fd = -1, .session = true};
     char path[HVI_WIRE_PATH * 2];
     int error;
 

@@ -288,7 +288,7 @@ void node_attach_close_all(struct node *node, int status, const char *text);
 /* Finds the programs of engine and gate, where no unit starts them. Logs. */
 int node_spawn_find(struct node *node);
 /* Starts a program with `link_fd` as descriptor 3, our stdout and stderr and no other descriptor, in
- * a session of its own: by its path, so that it is named as people know it; by `program_fd` when the
+ * a process group of its own: by its path, so that it is named as people know it; by `program_fd` when the
  * package was removed or moved meanwhile. errno number. */
 int node_spawn_program(const char *path, int program_fd, const char *name, int link_fd,
                        pid_t *pid_p);

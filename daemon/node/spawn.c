@@ -2,8 +2,14 @@
  * Engine processes, and how the gate is started; both where no unit does that (unit.c).
  * posix_spawn (vfork underneath) keeps the start cheap. The engine gets
  * descriptors 0..3 and no other: /dev/null, our stdout and stderr, and its end of the link. It is a
- * session of its own, so that a Ctrl-C in the terminal reaches hvdd alone, and nothing ties its
- * life to ours: jobs outlive hvdd. */
+ * process group of its own, so that a Ctrl-C in the terminal reaches hvdd alone, and nothing ties its
+ * life to ours: jobs outlive hvdd.
+ *
+ * It stays in our session, which is that of the ranks where hvdrun or one of them has started us: the kernel
+ * shares cores among sessions, unless it is told otherwise (sched_autogroup_enabled), and a yield (base/yield.h)
+ * gives the core to threads of the same session alone. With a session for each process, gradients of ResNet-50 of
+ * two ranks on two cores took 9.7 ms and not 8.1, 4 B of two nodes of one rank, which had the two together, 30 us and not
+ * 8.5 (docs/measurements/2026-11-27-sessions.md). */
 #include "daemon/node/spawn.h"
 #include "daemon/node/node.h"
 #include "daemon/node/unit.h"
@@ -130,8 +136,8 @@ static char **child_environment(const char *unset)
     return copy;
 }
 
-/* All signals at their default and none blocked, a session of its own. */
-static int set_attributes(posix_spawnattr_t *attributes)
+/* All signals at their default and none blocked, a process group or a session of its own. */
+static int set_attributes(posix_spawnattr_t *attributes, bool session)
 {
     sigset_t all, none;
 
@@ -139,8 +145,9 @@ static int set_attributes(posix_spawnattr_t *attributes)
     sigemptyset(&none);
     posix_spawnattr_setsigdefault(attributes, &all);
     posix_spawnattr_setsigmask(attributes, &none);
-    return posix_spawnattr_setflags(attributes, POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETSIGMASK |
-                                                    POSIX_SPAWN_SETSID);
+    const int apart = session ? POSIX_SPAWN_SETSID : POSIX_SPAWN_SETPGROUP;
+    return posix_spawnattr_setflags(
+        attributes, (short)(POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETSIGMASK | apart));
 }
 
 static int set_descriptors(posix_spawn_file_actions_t *actions, const struct node_spawn_io *io)
@@ -174,7 +181,7 @@ int node_spawn_start(const char *path, char *const argv[], const struct node_spa
         goto no_attributes;
     error = set_descriptors(&actions, io);
     if (error == 0)
-        error = set_attributes(&attributes);
+        error = set_attributes(&attributes, io->session);
     if (error == 0)
         error = posix_spawn(pid_p, path, &actions, &attributes, argv, environment);
     posix_spawnattr_destroy(&attributes);
