@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * How a real hvdd starts, reloads, is restarted and ends. */
 #include "base/clock.h"
+#include "base/fate.h"
 #include "base/status.h"
 #include "tests/unit/hvt_listen.h"
 #include "tests/unit/hvt_main.h"
@@ -416,8 +417,9 @@ START_TEST(a_rank_that_comes_before_its_engine_has_said_hello_meets_it_all_the_s
     rig_start(&rig, plain);
     first = rig_attach(&rig, rig_request("a", 0, 2), HVI_OK, &reply);
     engine = reply.engine_pid;
-    ck_assert_int_eq(kill(engine, SIGSTOP), 0);
     crash();
+    ck_assert_int_eq(kill(engine, SIGSTOP),
+                     0); /* now, as the kernel continues what is stopped when hvdd dies */
     rig_start(&rig, plain);
     second = rig_connect(&rig);
     rig_send_attach(second, rig_request("a", 1, 2));
@@ -428,6 +430,28 @@ START_TEST(a_rank_that_comes_before_its_engine_has_said_hello_meets_it_all_the_s
     ck_assert_int_eq(reply.engine_pid, engine);
     close(first);
     close(second);
+    rig_wait_engines(&rig, 0);
+    rig_kill(&rig, SIGTERM);
+    ck_assert_int_eq(rig_wait(&rig), 0);
+}
+END_TEST
+
+/* The kernel sends it SIGHUP and SIGCONT: it is in the session of hvdd and a process group of its own. */
+START_TEST(an_engine_that_is_stopped_while_hvdd_dies_lives_on)
+{
+    int rank, engine;
+
+    rig_start(&rig, plain);
+    rank = rig_attach(&rig, rig_request("a", 0, 2), HVI_OK, &reply);
+    engine = reply.engine_pid;
+    ck_assert_int_eq(kill(engine, SIGSTOP), 0);
+    while (hvi_process_state(engine) != 'T') /* the test's own time limit ends this */
+        usleep(1000);
+    crash();
+    rig_start(&rig, plain);
+    rig_wait_log(&rig, "engine-back", 1);
+    ck_assert_int_eq(kill(engine, 0), 0);
+    close(rank);
     rig_wait_engines(&rig, 0);
     rig_kill(&rig, SIGTERM);
     ck_assert_int_eq(rig_wait(&rig), 0);
@@ -677,6 +701,7 @@ int main(void)
         an_engine_of_a_job_on_several_nodes_comes_back_with_its_seats_and_hears_that_there_is_no_mesh);
     tcase_add_test(tcase, after_a_crash_the_queue_has_a_place_for_each_engine_for_a_while);
     tcase_add_test(tcase, a_rank_that_comes_before_its_engine_has_said_hello_meets_it_all_the_same);
+    tcase_add_test(tcase, an_engine_that_is_stopped_while_hvdd_dies_lives_on);
     tcase_add_loop_test(
         tcase, of_two_engines_whose_ranks_wait_the_late_one_is_told_to_end_its_sessions, 0, 2);
     tcase_add_test(
