@@ -136,15 +136,17 @@ static char **child_environment(const char *unset)
     return copy;
 }
 
-/* All signals at their default and none blocked, a process group or a session of its own. SIGHUP stays ignored, as we
- * ignore it (stop.c): when we die the kernel sends it, and SIGCONT, to a process that is stopped just then, because nobody
- * of its session is left who could continue it. */
+/* All signals at their default and none blocked, a process group or a session of its own. Two stay ignored, as we ignore them
+ * (stop.c), because the session is ours: SIGHUP, which the kernel sends, and SIGCONT, to a process that is stopped when we
+ * die, as nobody of its session is left who could continue it; and SIGTTOU, which would stop one that writes its log to a
+ * terminal with `stty tostop`. */
 static int set_attributes(posix_spawnattr_t *attributes, bool session)
 {
     sigset_t all, none;
 
     sigfillset(&all);
     sigdelset(&all, SIGHUP);
+    sigdelset(&all, SIGTTOU);
     sigemptyset(&none);
     posix_spawnattr_setsigdefault(attributes, &all);
     posix_spawnattr_setsigmask(attributes, &none);

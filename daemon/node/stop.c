@@ -195,9 +195,9 @@ int node_stop_watch(struct node *node)
     sigset_t set;
 
     signal(SIGPIPE, SIG_IGN);
-    signal(
-        SIGHUP,
-        SIG_IGN); /* while it is blocked it is read all the same; what we start is to ignore it (spawn.c) */
+    /* A blocked signal is read all the same. What we start is to ignore both (spawn.c). */
+    signal(SIGHUP, SIG_IGN);
+    signal(SIGTTOU, SIG_IGN);
     signal(SIGCHLD, SIG_DFL); /* ignored: the kernel would drop how an engine has ended */
     sigemptyset(&set);
     sigaddset(&set, SIGCHLD);

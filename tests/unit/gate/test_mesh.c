@@ -1378,7 +1378,8 @@ START_TEST(what_a_rendezvous_told_before_it_began_anew_counts_no_more)
     struct gate_hosts *list;
 
     join_at(&sides[1], port);
-    said.peer_talk = stranger_wait(stranger, HVI_MESH_HELLO).talk;
+    const uint64_t first = stranger_wait(stranger, HVI_MESH_HELLO).talk;
+    said.peer_talk = first;
     said.hosts = (struct hvi_mesh_hosts){.hosts = &host, .host_count = 1};
     stranger_say("000000000000000b", &said);
     wait_known(&sides[1], 1);
@@ -1389,7 +1390,9 @@ START_TEST(what_a_rendezvous_told_before_it_began_anew_counts_no_more)
     stranger_say("000000000000000b", &said);
     said = message(HVI_MESH_HOSTS, 0xee, 1);
     said.talk = 78;
-    said.peer_talk = stranger_wait(stranger, HVI_MESH_HELLO).talk;
+    do /* on a busy machine the first one was said again */
+        said.peer_talk = stranger_wait(stranger, HVI_MESH_HELLO).talk;
+    while (said.peer_talk == first);
     ck_assert(!list->told && knows(&sides[1], "gone")); /* until it says something */
     snprintf(host.name, sizeof(host.name), "here");
     host.node = 0xbb;
