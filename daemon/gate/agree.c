@@ -42,7 +42,10 @@ void gate_say_lost(struct gate_sentence *sentence, const char *name, const char 
 {
     gate_say(sentence, "node %s (%s) is lost, before all nodes of ", name,
              address[0] != '\0' ? address : "here");
-    gate_say(sentence, job[0] != '\0' ? "job '%s'" : "the job%s", job);
+    if (job[0] != '\0')
+        gate_say(sentence, "job '%s'", job);
+    else
+        gate_say(sentence, "the job");
     gate_say(sentence, " had met: for %.1f s %s", (double)silent_ns / (double)HVI_NS_SEC, why);
 }
 

@@ -744,7 +744,7 @@ void gate_rendezvous_back(struct gate_rendezvous *rendezvous, uint64_t node)
     }
 }
 
-/* Somebody does. */
+/* Of a job for which at least one node waits. */
 static bool waits_alone(const struct gate_rendezvous_job *job)
 {
     return job->waiting->next == NULL;

@@ -7,9 +7,8 @@
  *
  * It stays in our session, which is that of the ranks where hvdrun or one of them has started us: the kernel
  * shares cores among sessions, unless it is told otherwise (sched_autogroup_enabled), and a yield (base/yield.h)
- * gives the core to threads of the same session alone. With a session for each process, gradients of ResNet-50 of
- * two ranks on two cores took 9.7 ms and not 8.1, 4 B of two nodes of one rank, which had the two together, 30 us and not
- * 8.5 (docs/measurements/2026-11-27-sessions.md). */
+ * gives the core to threads of the same session alone. Gradients of ResNet-50 of two ranks on two cores take 8.1 ms so, and took
+ * 9.7 with a session for each process (docs/measurements/2026-11-27-sessions.md). */
 #include "daemon/node/spawn.h"
 #include "daemon/node/node.h"
 #include "daemon/node/unit.h"
@@ -136,10 +135,10 @@ static char **child_environment(const char *unset)
     return copy;
 }
 
-/* All signals at their default and none blocked, a process group or a session of its own. Two stay ignored, as we ignore them
- * (stop.c), because the session is ours: SIGHUP, which the kernel sends, and SIGCONT, to a process that is stopped when we
- * die, as nobody of its session is left who could continue it; and SIGTTOU, which would stop one that writes its log to a
- * terminal with `stty tostop`. */
+/* A process group or a session of its own, no signal blocked, and all at their default but two, which we ignore (stop.c):
+ *
+ *   SIGHUP   The kernel sends it and SIGCONT when we die, to a process of our session that is stopped.
+ *   SIGTTOU  It would stop a process that writes its log to a terminal with `stty tostop`. */
 static int set_attributes(posix_spawnattr_t *attributes, bool session)
 {
     sigset_t all, none;

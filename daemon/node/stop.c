@@ -195,7 +195,7 @@ int node_stop_watch(struct node *node)
     sigset_t set;
 
     signal(SIGPIPE, SIG_IGN);
-    /* A blocked signal is read all the same. What we start is to ignore both (spawn.c). */
+    /* SIGHUP is blocked, so it is read all the same. What we start is to ignore both (spawn.c). */
     signal(SIGHUP, SIG_IGN);
     signal(SIGTTOU, SIG_IGN);
     signal(SIGCHLD, SIG_DFL); /* ignored: the kernel would drop how an engine has ended */

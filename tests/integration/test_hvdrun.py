@@ -346,13 +346,12 @@ def test_a_terminal_is_relayed_to_rank_zero(launcher):
         os.close(master)
 
 
-def test_hvdd_is_in_the_session_of_hvdrun_and_in_no_group_of_its(launcher):
-    """One session, as the kernel shares cores among sessions; other groups, as a Ctrl-C is for all of a group."""
+def test_hvdd_and_its_engine_have_the_session_of_hvdrun_and_process_groups_of_their_own(launcher):
+    """The kernel shares cores among sessions. A Ctrl-C is for all of a process group."""
     process = launcher.start("-np", "2", program("hvd-perf"), "--idle", "60", start_new_session=True)
     try:
-        wait_until(lambda: process.poll() is not None or any("hvdd-engine" in line for line in launcher.processes().values()),
-                   "an engine")
-        ours = [pid for pid, line in launcher.processes().items() if "hvdd" in line.split(" ")[0].rsplit("/", maxsplit=1)[-1]]
+        wait_until(lambda: "hvdd-engine" in map(procs.name, launcher.processes()), "an engine")
+        ours = [pid for pid in launcher.processes() if procs.name(pid).startswith("hvdd")]
         assert len(ours) >= 2, launcher.processes()
         assert {os.getsid(pid) for pid in ours} == {process.pid}
         assert len({os.getpgid(pid) for pid in [*ours, process.pid]}) == len(ours) + 1

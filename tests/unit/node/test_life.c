@@ -418,8 +418,8 @@ START_TEST(a_rank_that_comes_before_its_engine_has_said_hello_meets_it_all_the_s
     first = rig_attach(&rig, rig_request("a", 0, 2), HVI_OK, &reply);
     engine = reply.engine_pid;
     crash();
-    ck_assert_int_eq(kill(engine, SIGSTOP),
-                     0); /* now, as the kernel continues what is stopped when hvdd dies */
+    /* Not before: the kernel continues what is stopped when hvdd dies. */
+    ck_assert_int_eq(kill(engine, SIGSTOP), 0);
     rig_start(&rig, plain);
     second = rig_connect(&rig);
     rig_send_attach(second, rig_request("a", 1, 2));
