@@ -55,14 +55,12 @@ void fake_check_importers(const struct range *range, const char *call)
 
 static int free_range(struct range *range, const char *call)
 {
-    const bool is_own = range->kind != RANGE_POOL_IMPORTED;
-
     fake_check_importers(range, call);
-    fake_range_drop(range, call, true);
-    munmap(range->base, range->bytes);
-    close(range->fd);
-    if (is_own)
-        fake_give_back(range->device, range->bytes);
+    const struct range was = fake_range_drop(range, call, true);
+    munmap(was.base, was.bytes);
+    close(was.fd);
+    if (was.kind != RANGE_POOL_IMPORTED)
+        fake_give_back(was.device, was.bytes);
     return HVI_CU_OK;
 }
 
@@ -207,9 +205,9 @@ int cu_host_free(void *address)
 
     if (error != HVI_CU_OK || range == NULL)
         return error != HVI_CU_OK ? error : HVI_CU_INVALID_VALUE;
-    fake_range_drop(range, "cuMemFreeHost", true);
-    munmap(range->base, range->bytes);
-    close(range->fd);
+    const struct range was = fake_range_drop(range, "cuMemFreeHost", true);
+    munmap(was.base, was.bytes);
+    close(was.fd);
     return HVI_CU_OK;
 }
 

@@ -66,10 +66,10 @@ static void run_free(void *data)
     struct range *range = *(struct range **)data;
 
     fake_check_importers(range, "cuMemFreeAsync");
-    fake_range_drop(range, "cuMemFreeAsync", true);
-    munmap(range->base, range->bytes);
-    close(range->fd);
-    fake_give_back(range->device, range->bytes);
+    const struct range was = fake_range_drop(range, "cuMemFreeAsync", true);
+    munmap(was.base, was.bytes);
+    close(was.fd);
+    fake_give_back(was.device, was.bytes);
 }
 
 int cu_pool_free(hvi_cu_ptr address, hvi_cu_stream stream)

@@ -121,8 +121,8 @@ int cu_ipc_close(hvi_cu_ptr address)
     fake_close_waits();
     if (--range->references > 0)
         return HVI_CU_OK;
-    fake_range_drop(range, "cuIpcCloseMemHandle", false);
-    munmap(range->base, range->bytes);
-    close(range->fd);
+    const struct range was = fake_range_drop(range, "cuIpcCloseMemHandle", false);
+    munmap(was.base, was.bytes);
+    close(was.fd);
     return HVI_CU_OK;
 }

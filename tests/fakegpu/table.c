@@ -108,7 +108,7 @@ void fake_check_unused(struct range *range, const char *call)
     pthread_mutex_unlock(&lock);
 }
 
-void fake_range_drop(struct range *range, const char *call, bool is_waiting)
+struct range fake_range_drop(struct range *range, const char *call, bool is_waiting)
 {
     pthread_mutex_lock(&lock);
     if (range->users > 0 && !is_waiting)
@@ -117,9 +117,11 @@ void fake_range_drop(struct range *range, const char *call, bool is_waiting)
         pthread_cond_wait(&unused, &lock);
     if (range->registered > 0)
         fake_blame("%s of %p while NCCL has it registered", call, (void *)range->base);
+    const struct range was = *range;
     range->kind = RANGE_GONE;
     range->gone = call;
     pthread_mutex_unlock(&lock);
+    return was;
 }
 
 bool fake_note_registered(uint64_t address, size_t bytes, int change)

@@ -50,8 +50,8 @@ struct range *fake_range_overlap(uint64_t address, size_t bytes, unsigned kinds)
 /* The next of these kinds behind `range`; NULL: the first; NULL at the end. */
 struct range *fake_range_next(struct range *range, unsigned kinds);
 /* Work in streams uses it: with `is_waiting` waits for that, else blames the caller. Then it is no more; its memory is not
- * touched. */
-void fake_range_drop(struct range *range, const char *call, bool is_waiting);
+ * touched. Returned: what it was, since `range` itself is freed as soon as something else has its addresses. */
+struct range fake_range_drop(struct range *range, const char *call, bool is_waiting);
 /* Blames the caller if work in streams uses it. */
 void fake_check_unused(struct range *range, const char *call);
 /* Blames the caller if another process has it open: importers hold a shared lock on its memfd. */

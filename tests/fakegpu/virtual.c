@@ -291,8 +291,8 @@ int cu_unreserve(hvi_cu_ptr address, size_t bytes)
     if (error != HVI_CU_OK || range == NULL || (uintptr_t)range->base != address ||
         range->bytes != bytes || fake_range_overlap(address, bytes, RANGE_MAPPED) != NULL)
         return error != HVI_CU_OK ? error : HVI_CU_INVALID_VALUE;
-    fake_range_drop(range, "cuMemAddressFree", false);
-    munmap(range->base, range->bytes);
+    const struct range was = fake_range_drop(range, "cuMemAddressFree", false);
+    munmap(was.base, was.bytes);
     return HVI_CU_OK;
 }
 
@@ -404,13 +404,12 @@ int cu_unmap(hvi_cu_ptr address, size_t bytes)
     if (error != HVI_CU_OK || !is_mapped(address, end))
         return error != HVI_CU_OK ? error : HVI_CU_INVALID_VALUE;
     while (address < end) {
-        struct range *range = mapping(address, end);
-        fake_range_drop(range, "cuMemUnmap", false);
-        if (mmap(range->base, range->bytes, PROT_NONE,
+        const struct range was = fake_range_drop(mapping(address, end), "cuMemUnmap", false);
+        if (mmap(was.base, was.bytes, PROT_NONE,
                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0) == MAP_FAILED)
             return FAKE_UNKNOWN;
-        put(range->owner);
-        address += range->bytes;
+        put(was.owner);
+        address += was.bytes;
     }
     return HVI_CU_OK;
 }
