@@ -110,6 +110,34 @@ uint64_t hvi_memory_available(const char *root)
     return least(machine, left_by_cgroups(root));
 }
 
+/* Of the cgroup at `at`, which is used up, or one above it. "max" and -1 are none. */
+static bool has_quota(const char *root, const char *mount, const char *name, char *at)
+{
+    char folder[2 * HVI_CGROUP_PATH];
+    uint64_t quota;
+
+    if (!at || !hvi_cgroup_cut(at))
+        return false;
+    do {
+        snprintf(folder, sizeof folder, "%s%s%s", root, mount, at);
+        if (read_number(folder, name, &quota) && quota <= INT64_MAX)
+            return true;
+    } while (hvi_cgroup_up(at));
+    return false;
+}
+
+bool hvi_cores_have_quota(const char *root)
+{
+    char path[HVI_CGROUP_PATH], text[HVI_CGROUP_TEXT];
+
+    snprintf(path, sizeof path, "%s/proc/self/cgroup", root);
+    if (hvi_file_read(path, text, sizeof text) <= 0)
+        return false;
+    char *at = hvi_cgroup_find(text, "cpu,cpuacct"), *second_at = hvi_cgroup_find(text, "");
+    return has_quota(root, "/sys/fs/cgroup/cpu,cpuacct", "cpu.cfs_quota_us", at) ||
+           has_quota(root, "/sys/fs/cgroup", "cpu.max", second_at);
+}
+
 uint32_t hvi_cores_available(void)
 {
     cpu_set_t set;

@@ -19,8 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* "0-3,8". False: it is no such list, or empty. Numbers that a set cannot hold are left out. */
-static bool parse(const char *text, cpu_set_t *set_p)
+bool hvi_cpuset_parse(const char *text, cpu_set_t *set_p)
 {
     CPU_ZERO(set_p);
     for (char *end; *text >= '0' && *text <= '9'; text = *end == ',' ? end + 1 : end) {
@@ -33,6 +32,30 @@ static bool parse(const char *text, cpu_set_t *set_p)
     return (*text == '\n' || *text == '\0') && CPU_COUNT(set_p) > 0;
 }
 
+bool hvi_cpuset_print(const cpu_set_t *set, char *text_p, size_t size)
+{
+    size_t used = 0;
+
+    *text_p = '\0';
+    for (size_t first = 0, end; first < CPU_SETSIZE; first = end + 1) {
+        for (end = first; end < CPU_SETSIZE && CPU_ISSET(end, set);)
+            end++;
+        if (end == first)
+            continue;
+        const char *comma = used > 0 ? "," : "";
+        const int length =
+            end - first == 1
+                ? snprintf(text_p + used, size - used, "%s%zu", comma, first)
+                : snprintf(text_p + used, size - used, "%s%zu-%zu", comma, first, end - 1);
+        used += (size_t)length;
+        if (used >= size) {
+            *text_p = '\0';
+            return false;
+        }
+    }
+    return true;
+}
+
 /* Of the cgroup at `at`, which is used up, or the nearest one above it that says it. */
 static bool read_above(const char *root, const char *mount, const char *name, char *at,
                        cpu_set_t *set_p)
@@ -42,7 +65,7 @@ static bool read_above(const char *root, const char *mount, const char *name, ch
     do {
         snprintf(path, sizeof path, "%s%s%s/%s", root, mount, at, name);
         if (hvi_file_read(path, text, sizeof text) > 0)
-            return parse(text, set_p);
+            return hvi_cpuset_parse(text, set_p);
     } while (hvi_cgroup_up(at));
     return false;
 }

@@ -156,6 +156,12 @@ def _also_bound(choices: list[Setting]) -> list[Setting]:
                       for each in choices]
 
 
+def _also_in_parts(choices: list[Setting]) -> list[Setting]:
+    """With the cores divided among the nodes, too, as hvdrun does it where these are one machine (peers/part.py)."""
+    return choices + [Setting(f"{each.text}, a part of the cores", each.environment | {"BENCH_PARTS": "1"}, each.arguments)
+                      for each in choices]
+
+
 def _settings_on_nodes(peer: str, measure: Measure) -> list[Setting]:
     """MPI's ranks poll: where there are more of them than cores, nothing but those that yield is tried, as others take minutes."""
     crowded = measure.np > (os.cpu_count() or 1)
@@ -184,7 +190,7 @@ def _settings_on_nodes(peer: str, measure: Measure) -> list[Setting]:
 def settings(peer: str, measure: Measure) -> list[Setting]:
     """The settings worth a trial for this peer and measure."""
     if measure.nodes:
-        return _settings_on_nodes(peer, measure)
+        return _also_in_parts(_settings_on_nodes(peer, measure))
     default = Setting("defaults")
     large = measure.size >= 64 * KIB
     if peer == "openmpi":

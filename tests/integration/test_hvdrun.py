@@ -172,7 +172,7 @@ def test_ranks_are_bound_to_one_core_each_when_asked(launcher):
     cores = dict(re.findall(r"^\[(\d+)\]<stdout>:\s*Cpus_allowed_list:\s*(\S+)$", done.stdout, re.MULTILINE))
     assert cores == {str(rank): str(usable[rank % len(usable)]) for rank in range(ranks)}, done.stdout
     done = launcher.run("-np", "1", "--bind-to", "socket", "true")
-    assert done.returncode == 2 and "--bind-to takes core or none, not 'socket'" in done.stderr
+    assert done.returncode == 2 and "--bind-to takes core, host or none, not 'socket'" in done.stderr
 
 
 def test_a_closed_standard_input_hurts_nobody(launcher):

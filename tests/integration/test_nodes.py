@@ -2,6 +2,8 @@
 """hvdrun, hvdd and ranks on several nodes: every op is right wherever its ranks are, and nothing is left behind."""
 import contextlib
 import json
+import math
+import os
 import pathlib
 import re
 import socket
@@ -70,6 +72,33 @@ def test_ranks_that_open_and_close_without_an_op_stay_in_step(make_nodes):
     job.close()
     assert job.await_end() == 0, job.said()
     assert "warning" not in complaints(job.said()), job.said()
+    check_nothing_left(nodes)
+
+
+def cores_of(node):
+    """What each program there may use: its name -> sets of cores."""
+    found = {}
+    for pid, line in node.processes().items():
+        with contextlib.suppress(ProcessLookupError):
+            found.setdefault(pathlib.Path(line.split(" ")[0]).name, set()).add(frozenset(os.sched_getaffinity(pid)))
+    return found
+
+
+@pytest.mark.parametrize("bind_to, slots", [("", (1, 1)), ("host", (1, 2)), ("none", (1, 1))])
+def test_hosts_that_are_one_machine_divide_its_cores(make_nodes, bind_to, slots):
+    nodes = make_nodes(2, ssh=True)
+    job = SpreadJob(nodes, slots, "--verbose", bind_to=bind_to)
+    cores = sorted(os.sched_getaffinity(0))
+    edge = len(cores) * slots[0] / sum(slots)
+    parts = [cores[:math.ceil(edge)], cores[math.floor(edge):]] if bind_to != "none" else [cores, cores]
+    for node, part in zip(nodes, parts):
+        found = cores_of(node)
+        for name in ("hvdd", "hvdd-engine", "hvdd-gate", "hvt-rank"):
+            assert found[name] == {frozenset(part)}, (node.name, name, found)
+    assert ("keeps to the cores " in job.said()) == (bind_to != "none"), job.said()
+    job.check_usable()
+    job.close()
+    assert job.await_end() == 0, job.said()
     check_nothing_left(nodes)
 
 

@@ -9,6 +9,7 @@
 #include "base/status.h"
 #include "base/utf8.h"
 #include "tools/hvdrun/channel.h"
+#include "tools/hvdrun/divide.h"
 #include "tools/hvdrun/node.h"
 #include "tools/hvdrun/self.h"
 #include "tools/hvdrun/start.h"
@@ -289,6 +290,31 @@ static void open_node(struct agent *agent)
     send_message(agent, &ready);
 }
 
+/* hvdd, ranks and what these start. */
+static void keep_to_cores(struct agent *agent)
+{
+    const struct hvi_launch_start *start = &agent->start;
+    char cores[HVI_CPUSET_TEXT], text[HVI_CPUSET_TEXT + 128];
+    cpu_set_t set;
+    if (start->ranks_there == 0 || sched_getaffinity(0, sizeof set, &set) != 0)
+        return;
+    run_divide_cut("", start->ranks_before, start->rank_count, start->ranks_there, &set);
+    const int error = hvi_cpuset_bind(&set);
+    hvi_cpuset_print(&set, cores, sizeof cores);
+    if (error != 0)
+        snprintf(text, sizeof text,
+                 "cannot keep to the cores %s, which are its part of the machine's: %s", cores,
+                 strerror(error));
+    else
+        snprintf(
+            text, sizeof text,
+            "keeps to the cores %s: other hosts of the job are the same machine (--bind-to none: "
+            "all cores)",
+            cores);
+    if (error != 0 || start->verbose)
+        say(agent, text);
+}
+
 static void take_start(struct agent *agent)
 {
     char text[4400];
@@ -317,6 +343,7 @@ static void take_start(struct agent *agent)
         fail(agent, 1, text);
         return;
     }
+    keep_to_cores(agent);
     open_node(agent);
 }
 

@@ -2,6 +2,7 @@
 #include "tools/hvdrun/channel.h"
 
 #include "base/status.h"
+#include "tools/hvdrun/divide.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -40,6 +41,7 @@ void run_channel_greet(struct run_channel *channel)
         snprintf(msg.hello.address, sizeof msg.hello.address, "%s", ours);
     snprintf(msg.hello.machine, sizeof msg.hello.machine, "%.63s",
              uname(&names) == 0 ? names.machine : "unknown");
+    run_divide_describe("", &msg.hello);
     if (run_buffer_append(&channel->out.pending, HVI_LAUNCH_MARK, strlen(HVI_LAUNCH_MARK)) !=
             HVI_OK ||
         run_channel_send(channel, &msg) != HVI_OK)

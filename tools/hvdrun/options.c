@@ -117,9 +117,11 @@ static int add_variable(const struct taking *taking)
 static int set_binding(const struct taking *taking)
 {
     taking->options->bind_to_core = strcmp(taking->value, "core") == 0;
-    if (taking->options->bind_to_core || strcmp(taking->value, "none") == 0)
+    taking->options->bind_to_nothing = strcmp(taking->value, "none") == 0;
+    if (taking->options->bind_to_core || taking->options->bind_to_nothing ||
+        strcmp(taking->value, "host") == 0)
         return 0;
-    return complain(taking, "--bind-to takes core or none, not '%s'", taking->value);
+    return complain(taking, "--bind-to takes core, host or none, not '%s'", taking->value);
 }
 
 static int set_level(const struct taking *taking)

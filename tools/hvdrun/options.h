@@ -33,7 +33,7 @@ struct run_options {
     const char *config_file;
     const char *log_level;
     uint64_t start_timeout_ns, report_ns, grace_ns, silence_ns;
-    bool no_prefix, timestamps, verbose, bind_to_core, gpu_mps;
+    bool no_prefix, timestamps, verbose, bind_to_core, bind_to_nothing, gpu_mps;
     bool gloo, mpi, jsrun, autotune;
     bool help, help_man, version, check_build; /* one of these instead of a command */
     bool compat;    /* called horovodrun: that is the name it goes by in what it prints */

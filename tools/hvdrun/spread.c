@@ -68,6 +68,7 @@ struct spread {
     struct run_end end;
     struct run_polls polls;
     struct place *places;
+    struct run_machine *machines; /* of the hosts */
     struct run_tree tree;
     char job[64], key[40];
     enum stage stage;
@@ -193,6 +194,7 @@ static void take_hello(struct spread *spread, struct place *place,
     char machine[64];
     place->greeted = true;
     snprintf(place->address, sizeof place->address, "%s", hello->address);
+    run_divide_note(&spread->machines[place - spread->places], hello);
     text_safe(hello->version, version, sizeof version);
     text_safe(hello->machine, machine, sizeof machine);
     if (hello->launch_version != HVI_LAUNCH_VERSION ||
@@ -277,13 +279,16 @@ static void tell_hosts(struct spread *spread, size_t first, size_t end)
     const uint64_t now_ns = hvi_clock_ns();
     const uint64_t left_ns = spread->deadline_ns > now_ns ? spread->deadline_ns - now_ns : 0;
     for (size_t i = first; i < end; i++)
-        run_task_send(&spread->task, i, left_ns / 4 * 3, &spread->places[i].link);
+        run_task_send(&spread->task, i, left_ns / 4 * 3, &spread->machines[i],
+                      &spread->places[i].link);
 }
 
 /* The first host's hvdd is where the others' meet. */
 static void begin_prepare(struct spread *spread)
 {
     const bool meet = meets(spread);
+    if (!spread->options->bind_to_nothing)
+        run_divide(spread->machines, spread->hosts);
     if (run_task_init(&spread->task, spread->options, spread->job, spread->key,
                       spread->call.bytes) != HVI_OK) {
         run_display_say(&spread->display, "out of memory");
@@ -887,8 +892,9 @@ int run_spread(const struct run_options *options)
     if (options->interfaces != NULL)
         setenv("HVD_INTERFACE", options->interfaces, 1); /* for every host */
     spread.places = calloc(hosts, sizeof *spread.places);
+    spread.machines = calloc(hosts, sizeof *spread.machines);
     run_display_open(&spread.display, options);
-    if (spread.places == NULL || contexts == NULL) {
+    if (spread.places == NULL || spread.machines == NULL || contexts == NULL) {
         run_display_say(&spread.display, "out of memory");
         return 1;
     }
@@ -905,5 +911,6 @@ int run_spread(const struct run_options *options)
     finish(&spread);
     free(contexts);
     free(spread.places);
+    free(spread.machines);
     return spread.exit_code;
 }

@@ -152,13 +152,15 @@ static void fill(const struct run_task *task, struct hvi_launch_start *start)
 }
 
 void run_task_send(const struct run_task *task, size_t host, uint64_t patience_ns,
-                   struct run_link *link)
+                   const struct run_machine *machine, struct run_link *link)
 {
     const struct run_options *options = task->options;
     struct hvi_launch_msg msg = {.kind = HVI_LAUNCH_START};
     struct hvi_launch_start *start = &msg.start;
     fill(task, start);
     start->start_timeout_ns = patience_ns;
+    start->ranks_before = machine->before;
+    start->ranks_there = machine->there;
     put(start->mesh_listen, sizeof start->mesh_listen, host == 0 ? task->mesh_listen : "");
     put(start->mesh_join, sizeof start->mesh_join, host == 0 ? "" : task->mesh_join);
     put(start->mesh_key, sizeof start->mesh_key, host == 0 ? task->server_key : task->client_key);

@@ -4,6 +4,7 @@
 #define HVI_TOOLS_HVDRUN_TASK_H
 
 #include "tools/common/mesh_key.h"
+#include "tools/hvdrun/divide.h"
 #include "tools/hvdrun/link.h"
 
 /* What is the same for every host. */
@@ -26,10 +27,10 @@ int run_task_init(struct run_task *task_p, const struct run_options *options, co
 int run_task_meet(struct run_task *task, const char *address, const char **why_p);
 /* Where the others find it. */
 void run_task_join(struct run_task *task, const char *address, uint32_t port);
-/* Tells the agent of the host with this number, whose hvdd has so long to get ready; what goes wrong stands in the
+/* Tells the agent of the host with this number, whose hvdd has so long to get ready, and on this machine; what goes wrong stands in the
  * link's text. */
 void run_task_send(const struct run_task *task, size_t host, uint64_t patience_ns,
-                   struct run_link *link);
+                   const struct run_machine *machine, struct run_link *link);
 void run_task_fini(struct run_task *task);
 
 #endif

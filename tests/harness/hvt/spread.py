@@ -62,10 +62,11 @@ class SpreadRank(Rank):
 
 class SpreadJob(Job):
     """hvdrun on the first node, and the ranks that it has started, attached. `slots`: ranks on each node; `environment`: what
-    hvdrun has beside the node's; `late`: ranks that do not attach yet."""
+    hvdrun has beside the node's; `late`: ranks that do not attach yet; `bind_to`: not what hvdrun has by default, so that a node's
+    threads run beside each other, as they do on a machine of its own; "": hvdrun's default."""
 
     def __init__(self, nodes: Nodes, slots: Sequence[int], *arguments: str, environment: dict[str, str] | None = None,
-                 late: Sequence[int] = ()):  # pylint: disable=super-init-not-called
+                 late: Sequence[int] = (), bind_to: str = "none"):  # pylint: disable=super-init-not-called
         self.nodes, self.slots = nodes, slots
         self.size = sum(slots)
         self.name = ""
@@ -75,9 +76,10 @@ class SpreadJob(Job):
         self.stderr = folder / "hvdrun"
         self.ranks = [SpreadRank(folder, rank) for rank in range(self.size)]
         hosts = ",".join(f"{node.name}:{count}" for node, count in zip(nodes, slots))
+        binding = ["--bind-to", bind_to] if bind_to else []
         with self.stderr.open("wb") as log:
-            self.launcher = nodes[0].popen([program("hvdrun"), "-H", hosts, "--report-time", "30", *arguments, "sh", "-c", _TALKS,
-                                            "sh", program("hvt-rank"), str(folder)], stdout=log, stderr=log,
+            self.launcher = nodes[0].popen([program("hvdrun"), "-H", hosts, "--report-time", "30", *binding, *arguments, "sh", "-c",
+                                            _TALKS, "sh", program("hvt-rank"), str(folder)], stdout=log, stderr=log,
                                            env=nodes[0].environment() | (environment or {}))
         self._open([rank for rank in self.ranks if rank.number not in late])
         for rank in self.ranks:

@@ -21,6 +21,21 @@ START_TEST(without_cgroups_the_machine_decides)
 }
 END_TEST
 
+START_TEST(a_quota_of_the_cores_time_is_seen)
+{
+    ck_assert(!hvi_cores_have_quota(root));
+    put("/proc/self/cgroup", "3:cpu,cpuacct:/a\n0::/b/c\n");
+    put("/sys/fs/cgroup/cpu,cpuacct/a/cpu.cfs_quota_us", "-1\n");
+    put("/sys/fs/cgroup/b/cpu.max", "max 100000\n");
+    ck_assert(!hvi_cores_have_quota(root));
+    put("/sys/fs/cgroup/b/cpu.max", "50000 100000\n");
+    ck_assert(hvi_cores_have_quota(root));
+    put("/sys/fs/cgroup/b/cpu.max", "max 100000\n");
+    put("/sys/fs/cgroup/cpu,cpuacct/a/cpu.cfs_quota_us", "200000\n");
+    ck_assert(hvi_cores_have_quota(root));
+}
+END_TEST
+
 START_TEST(nothing_known_is_no_limit)
 {
     put("/proc/meminfo", "MemTotal: 1 kB\n");
@@ -98,6 +113,7 @@ int main(void)
     TCase *tcase = tcase_create("available");
     tcase_add_checked_fixture(tcase, set_up, drop_root);
     tcase_add_test(tcase, without_cgroups_the_machine_decides);
+    tcase_add_test(tcase, a_quota_of_the_cores_time_is_seen);
     tcase_add_test(tcase, nothing_known_is_no_limit);
     tcase_add_test(tcase, version_1);
     tcase_add_test(tcase, version_2);

@@ -99,6 +99,24 @@ START_TEST(this_process_may_use_what_its_cgroup_has)
 }
 END_TEST
 
+START_TEST(a_set_is_printed_as_the_kernel_does)
+{
+    static const char *const lists[] = {"0", "0-3,8", "1,3,5-6", "1022-1023"};
+    char text[HVI_CPUSET_TEXT], little[6];
+    cpu_set_t set;
+
+    for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
+        ck_assert(hvi_cpuset_parse(lists[i], &set) && hvi_cpuset_print(&set, text, sizeof text));
+        ck_assert_str_eq(text, lists[i]);
+    }
+    ck_assert(hvi_cpuset_parse("0-3,8", &set) && hvi_cpuset_print(&set, little, sizeof little));
+    ck_assert(hvi_cpuset_parse("0-3,10", &set) && !hvi_cpuset_print(&set, little, sizeof little));
+    ck_assert_str_eq(little, "");
+    CPU_ZERO(&set);
+    ck_assert(hvi_cpuset_print(&set, text, sizeof text) && text[0] == '\0');
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("base/cpuset");
@@ -111,6 +129,7 @@ int main(void)
     tcase_add_test(tcase, what_lies_outside_of_the_mount_is_not_known);
     tcase_add_test(tcase, what_makes_no_sense_is_not_known);
     tcase_add_test(tcase, this_process_may_use_what_its_cgroup_has);
+    tcase_add_test(tcase, a_set_is_printed_as_the_kernel_does);
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);
 }

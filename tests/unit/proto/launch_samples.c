@@ -40,6 +40,8 @@ static void make_start(struct hvi_launch_start *start, bool full)
     strcpy(start->mesh_listen, "192.0.2.1:0");
     strcpy(start->mesh_join, "[2001:db8::1]:9600");
     strcpy(start->mesh_key, "server x\nclient y\nsecret z\n");
+    start->ranks_before = 1;
+    start->ranks_there = 3;
     start->start_timeout_ns = UINT64_MAX;
     start->grace_ns = 1;
     start->call_bytes = 1u << 20;
@@ -52,7 +54,9 @@ static void make_from_agent(unsigned index, struct hvi_launch_msg *msg)
     switch (index) {
     case 0:
         msg->kind = HVI_LAUNCH_HELLO;
-        msg->hello = (struct hvi_launch_hello){UINT32_MAX, "0.1.0", "x86_64", "2001:db8::1"};
+        msg->hello = (struct hvi_launch_hello){
+            UINT32_MAX, "0.1.0", "x86_64", "2001:db8::1", "63a2e2b4-1d0c-4f6b-9d7e-0c1b2a394857",
+            "0-3,8"};
         break;
     case 1:
         msg->kind = HVI_LAUNCH_READY;

@@ -71,6 +71,7 @@ START_TEST(a_start_has_what_was_said)
     ck_assert_int_eq(msg.start.ranks[1].rank, 3);
     ck_assert(msg.start.bind_to_core && msg.start.gpu_mps &&
               msg.start.start_timeout_ns == UINT64_MAX);
+    ck_assert(msg.start.ranks_before == 1 && msg.start.ranks_there == 3);
     hvi_launch_msg_free(&msg);
     free(frame);
 }
@@ -111,6 +112,8 @@ START_TEST(what_makes_no_sense_is_not_sent)
     EXPECT_REFUSED((msg.start.environment = (unsigned char *)"x", msg.start.environment_bytes = 2));
     EXPECT_REFUSED(msg.start.exports = 2);
     EXPECT_REFUSED(msg.start.exports = 3);
+    EXPECT_REFUSED(msg.start.ranks_there = 2);
+    EXPECT_REFUSED(msg.start.ranks_before = 2);
     EXPECT_REFUSED(msg.start.settings_bytes = 0);
     EXPECT_REFUSED(msg.start.directory[0] = '\0');
     EXPECT_REFUSED(strcpy(msg.start.directory, "/\xe9"));

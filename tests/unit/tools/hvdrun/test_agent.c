@@ -8,6 +8,7 @@
 #include "tests/unit/hvt_listen.h"
 #include "tests/unit/hvt_main.h"
 #include "tests/unit/tools/hvdrun/hvt_talk.h"
+#include "tools/hvdrun/divide.h"
 
 #include <dirent.h>
 #include <signal.h>
@@ -160,6 +161,40 @@ START_TEST(ranks_know_their_place_and_print_to_hvdrun)
              "2/4 0/1 1/2 hvt-job hvt-key %s\n2/4 192.0.2.1 2900 [] 9 bar /\n", root);
     ck_assert_str_eq(talk.output[0], wanted);
     ck_assert_str_eq(talk.output[1], "to stderr\n");
+    end_well();
+}
+END_TEST
+
+START_TEST(all_that_it_starts_keeps_to_its_cores)
+{
+    char cores[HVI_CPUSET_TEXT], wanted[HVI_CPUSET_TEXT + 128];
+    cpu_set_t set;
+    ck_assert_int_eq(sched_getaffinity(0, sizeof set, &set), 0);
+    start.start.ranks_before = 1;
+    start.start.ranks_there = 2;
+    start.start.rank_count = 1;
+    start.start.verbose = true;
+    run_divide_cut("", 1, 1, 2, &set);
+    hvi_cpuset_print(&set, cores, sizeof cores);
+    send_start("grep Cpus_allowed_list /proc/self/status");
+    struct hvi_launch_msg said = hvt_talk_expect(&talk, HVI_LAUNCH_SAY);
+    snprintf(
+        wanted, sizeof wanted,
+        "keeps to the cores %s: other hosts of the job are the same machine (--bind-to none: all "
+        "cores)",
+        cores);
+    ck_assert_str_eq(said.text.text, wanted);
+    hvi_launch_msg_free(&said);
+    hvt_talk_expect(&talk, HVI_LAUNCH_READY);
+    const struct hvi_launch_msg msg = {.kind = HVI_LAUNCH_GO};
+    hvt_talk_send(&talk, &msg);
+    said = hvt_talk_expect(&talk, HVI_LAUNCH_SAY); /* the rank's pid */
+    hvi_launch_msg_free(&said);
+    said = hvt_talk_expect(&talk, HVI_LAUNCH_STARTED);
+    hvi_launch_msg_free(&said);
+    ck_assert_int_eq(await_exits().code, 0);
+    snprintf(wanted, sizeof wanted, "Cpus_allowed_list:\t%s\n", cores);
+    ck_assert_str_eq(talk.output[0], wanted);
     end_well();
 }
 END_TEST
@@ -524,6 +559,7 @@ static TCase *make_ranks_case(void)
     tcase_set_timeout(tests, 60);
     tcase_add_checked_fixture(tests, setup, teardown);
     tcase_add_test(tests, ranks_know_their_place_and_print_to_hvdrun);
+    tcase_add_test(tests, all_that_it_starts_keeps_to_its_cores);
     tcase_add_test(tests, each_rank_ends_on_its_own);
     tcase_add_test(tests, only_rank_0_reads_what_hvdrun_reads);
     tcase_add_test(tests, the_others_read_nothing);

@@ -132,7 +132,7 @@ START_TEST(wrong_words_are_told_and_end_with_2)
     expect_end(2, "hvdrun: -np takes a number of processes from 1 to 1048576, not 'none'\n"
                   "Try hvdrun --help.\n");
     run("hvdrun -np 1 --bind-to socket true");
-    expect_end(2, "hvdrun: --bind-to takes core or none, not 'socket'\nTry hvdrun --help.\n");
+    expect_end(2, "hvdrun: --bind-to takes core, host or none, not 'socket'\nTry hvdrun --help.\n");
     run("hvdrun -np 1 --log-level loud true");
     expect_end(2, "hvdrun: --log-level takes trace, debug, info, warning, error or fatal, not "
                   "'loud'\nTry hvdrun --help.\n");

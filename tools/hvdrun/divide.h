@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Which hosts of a job are one machine, and how they divide its cores. Any thread. */
+#ifndef HVI_TOOLS_HVDRUN_DIVIDE_H
+#define HVI_TOOLS_HVDRUN_DIVIDE_H
+
+#include "base/cpuset.h"
+#include "proto/launch.h"
+#include "tools/hvdrun/hosts.h"
+
+/* That of a host, as its agent describes it, and how many ranks of the job it has. */
+struct run_machine {
+    char kernel[HVI_LAUNCH_KERNEL_TEXT];
+    char cores[HVI_CPUSET_TEXT];
+    uint32_t ranks, before,
+        there; /* here, on hosts before this one, on all; there 0: it is this host's alone */
+};
+
+/* This one, for a greeting; "": it is not to be divided, or not known. `root` stands before /proc and /sys; "" but in tests. */
+void run_divide_describe(const char *root, struct hvi_launch_hello *hello);
+/* What a host's agent says. */
+void run_divide_note(struct run_machine *machine_p, const struct hvi_launch_hello *hello);
+/* When all hosts have said it: counts the ranks. Without memory for that all machines stay whole. */
+void run_divide(struct run_machine *machines, const struct run_hosts *hosts);
+/* Leaves the part of `ranks` ranks of `there` with `before` before them; one core at least, and one that is cut belongs to both
+ * sides. */
+void run_divide_cut(const char *root, size_t before, size_t ranks, size_t there, cpu_set_t *cores);
+
+#endif
