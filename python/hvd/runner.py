@@ -43,7 +43,7 @@ def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str,
         output_filename: str | None = None, verbose: int | None = None, use_gloo: bool | None = None,
         use_mpi: bool | None = None, mpi_args: str | None = None, network_interface: str | None = None,
         network_interfaces: str | Sequence[str] | None = None, executable: str | None = None, np: int | None = None,
-        min_np: int | None = None, max_np: int | None = None, bind_to: str | None = None) -> list[Any]:
+        min_np: int | None = None, max_np: int | None = None, *, bind_to: str | None = None) -> list[Any]:
     """Calls `func(*args, **kwargs)` in `num_proc` processes, the ranks of one job; returns their results by rank.
 
     func: anything that cloudpickle can take, lambdas and functions of a notebook included; without cloudpickle, a

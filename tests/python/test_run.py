@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """hvd.run: a function on several ranks, its results, and what comes when a rank fails."""
+import math
 import os
 import pathlib
 import signal
@@ -127,6 +128,18 @@ def test_a_call_reaches_several_hosts_and_every_result_comes_back(hosts):
     assert hvd.run(where, args=(large,), hosts="h1:2,h2:1", num_proc=3) == [
         ["0", "3", "0", None, None, large], ["1", "3", "0", None, None, large], ["2", "3", "1", None, None, large]]
     assert len(hosts.words()) == 2
+
+
+def cores():
+    return sorted(os.sched_getaffinity(0))
+
+
+def test_hosts_that_are_one_machine_divide_its_cores_unless_told_otherwise(hosts):
+    everything = cores()
+    middle = len(everything) / 2
+    assert hvd.run(cores, hosts="h1:1,h2:1", num_proc=2) == [everything[:math.ceil(middle)], everything[math.floor(middle):]]
+    assert hvd.run(cores, hosts="h1:1,h2:1", num_proc=2, bind_to="none") == [everything, everything]
+    assert hosts
 
 
 def raises_on_two():
