@@ -3,6 +3,7 @@
  * the engine takes slots all the time and rings no bell for it. */
 #include "client/api/blocking.h"
 
+#include "base/copy.h"
 #include "base/types.h"
 #include "client/error.h"
 #include "client/ops/request.h"
@@ -81,7 +82,7 @@ static int copy_result(const struct hvd_op *op, struct hvd_tensor *result_p)
         return client_error(HVD_ERR_NO_MEMORY, "hvd_allgather: no memory for %zu bytes of result",
                             bytes);
     if (bytes > 0)
-        memcpy(data, result.data, bytes);
+        hvi_copy(data, result.data, bytes);
     result.data = data;
     *result_p = result;
     return HVD_OK;

@@ -6,6 +6,7 @@
 
 #include "base/bits.h"
 #include "base/clock.h"
+#include "base/copy.h"
 #include "client/ops/ops.h"
 #include "client/ops/request.h"
 #include "client/slots/grants.h"
@@ -53,7 +54,7 @@ static void bring_payload(const struct client_slots *slots, const struct client_
         hvi_slot_payload(&slots->map, op->slot.index, slots->seat, request->in_bytes);
     bool reads = request->kind != HVI_KIND_BROADCAST || request->root == slots->ops->rank;
     if (request->in_bytes > 0 && reads)
-        memcpy(payload, request->in->data, request->in_bytes);
+        hvi_copy(payload, request->in->data, request->in_bytes);
     op->out.shared = payload; /* where the result comes to if the engine takes the op over */
     op->copy_to = request->out && request->out_bytes > 0 ? request->out->data : NULL;
 }

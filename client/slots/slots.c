@@ -2,6 +2,7 @@
 #include "client/slots/slots.h"
 
 #include "base/clock.h"
+#include "base/copy.h"
 #include "base/status.h"
 #include "client/error.h"
 #include "client/link/link.h"
@@ -120,8 +121,8 @@ void client_slots_finish(struct client_slots *slots, struct hvd_op *op)
     struct client_grant *grant = client_grant_of(slots->ops, op);
     client_step("slot-before-copy");
     if (op->copy_to && op->out_bytes > 0 && !op->slot.medium)
-        memcpy(op->copy_to, hvi_slot_result(&slots->map, op->slot.index, op->out_bytes),
-               op->out_bytes);
+        hvi_copy(op->copy_to, hvi_slot_result(&slots->map, op->slot.index, op->out_bytes),
+                 op->out_bytes);
     note_trace(slots, op);
     if (!op->slot.medium) /* whose result is not in the slot */
         op->copy_to = NULL;
@@ -139,7 +140,7 @@ void client_slots_take_back(struct hvd_op *op)
 {
     if (!op->slot.brought || !op->copy_to || op->slot.medium)
         return;
-    memcpy(op->copy_to, op->out.shared, op->out_bytes);
+    hvi_copy(op->copy_to, op->out.shared, op->out_bytes);
     op->copy_to = NULL;
 }
 

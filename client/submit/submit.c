@@ -15,6 +15,7 @@
 #include "client/submit/submit.h"
 
 #include "base/clock.h"
+#include "base/copy.h"
 #include "client/error.h"
 #include "client/ops/request.h"
 #include "client/session/enter.h"
@@ -131,12 +132,12 @@ static int copy_in(struct hvd_session *session, struct client_request *request)
     if (request->op->in.kind == CLIENT_MEMORY_STAGED)
         return client_on_device_copy_in(session, request);
     if (request->in_bytes <= COPY_LOCKED_MAX) {
-        memcpy(request->op->in.shared, request->in->data, request->in_bytes);
+        hvi_copy(request->op->in.shared, request->in->data, request->in_bytes);
         return HVD_OK;
     }
     pthread_mutex_unlock(&session->link.mutex);
     uint64_t start_ns = hvi_clock_ns();
-    memcpy(request->op->in.shared, request->in->data, request->in_bytes);
+    hvi_copy(request->op->in.shared, request->in->data, request->in_bytes);
     request->copied_ns = hvi_clock_ns() - start_ns;
     pthread_mutex_lock(&session->link.mutex);
     return HVD_OK;

@@ -15,6 +15,7 @@
 #include "client/wait/wait.h"
 
 #include "base/clock.h"
+#include "base/copy.h"
 #include "client/error.h"
 #include "client/link/control.h"
 #include "client/session/enter.h"
@@ -111,12 +112,12 @@ static void copy_out(struct hvd_session *session, struct hvd_op *op)
     bool locked = op->out_bytes <= COPY_LOCKED_MAX;
     session->ops.unseen--;
     if (locked) {
-        memcpy(op->copy_to, op->out.shared, op->out_bytes);
+        hvi_copy(op->copy_to, op->out.shared, op->out_bytes);
         client_op_set_state(&session->ops, op, CLIENT_OP_FINISHED);
     } else {
         client_op_set_state(&session->ops, op, CLIENT_OP_COPYING);
         pthread_mutex_unlock(&session->link.mutex);
-        memcpy(op->copy_to, op->out.shared, op->out_bytes);
+        hvi_copy(op->copy_to, op->out.shared, op->out_bytes);
         pthread_mutex_lock(&session->link.mutex);
         client_op_set_state(&session->ops, op, CLIENT_OP_FINISHED);
     }

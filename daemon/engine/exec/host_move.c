@@ -21,17 +21,19 @@
 #include "daemon/engine/exec/host.h"
 
 #include "base/assert.h"
+#include "base/copy.h"
 #include "base/status.h"
 #include "base/types.h"
 
 /* Slots do not begin at the same place of a page: their lines would compete for the same ways. */
-#define SLOT_SKEW 192u
+#define SLOT_SKEW  192u
+#define START_MOST 4096u /* where the first begins: hvi_copy_skew */
 /* Mapped sources are spread in blocks that stay in the first cache; in the second, when the copies go
  * past the caches, because each such copy ends by waiting until all of it is in memory. */
 #define SPREAD_BYTES        (16u * 1024u)
 #define SPREAD_STREAM_BYTES (128u * 1024u)
 
-_Static_assert(HVI_RANKS_MAX *(4096ull + SLOT_SKEW) <= ENGINE_HOST_BUFFER_BYTES,
+_Static_assert(HVI_RANKS_MAX *(4096ull + SLOT_SKEW) + START_MOST <= ENGINE_HOST_BUFFER_BYTES,
                "every rank has a page in the buffer");
 
 /* Copies whose result does not stay in the caches anyway. A reduction gains nothing by it. */
@@ -74,7 +76,7 @@ static uint64_t piece_bytes(const struct engine_host_thread *thread, uint32_t re
                             uint64_t bytes)
 {
     uint64_t slots = remote > 0 ? remote : 1;
-    uint64_t most = ENGINE_HOST_BUFFER_BYTES / slots - SLOT_SKEW;
+    uint64_t most = (ENGINE_HOST_BUFFER_BYTES - START_MOST) / slots - SLOT_SKEW;
     uint64_t share = thread->share_bytes / 4 / slots;
 
     if (share < most)
@@ -93,12 +95,23 @@ static void *place_in_output(const struct engine_work *work, uint32_t rank, uint
     return (char *)work->out[rank].address + at;
 }
 
-static int collect_inputs(const struct engine_host_thread *thread, const struct engine_work *work,
-                          uint64_t at, uint64_t bytes, uint64_t slot_bytes, struct piece *piece,
-                          struct engine_fault *fault_p)
+/* Where in the buffer a piece begins that goes to these outputs. */
+static unsigned char *start_for(const struct engine_host_thread *thread,
+                                const struct engine_work *work, const struct targets *targets)
 {
-    unsigned char *slot = thread->buffer;
+    for (uint32_t i = targets->to; i < targets->to_end; i++) {
+        if (work->out[i].kind == ENGINE_OPERAND_PROCESS)
+            return thread->buffer +
+                   hvi_copy_skew((uint64_t)(uintptr_t)work->out[i].address + targets->at);
+    }
+    return thread->buffer;
+}
 
+/* Those that have to be fetched come to `slot` and behind it. */
+static int collect_inputs(const struct engine_host_thread *thread, const struct engine_work *work,
+                          uint64_t at, uint64_t bytes, unsigned char *slot, uint64_t slot_bytes,
+                          struct piece *piece, struct engine_fault *fault_p)
+{
     for (uint32_t i = 0; i < work->ranks; i++) {
         const struct engine_operand *operand = &work->in[i];
         if (operand->kind == ENGINE_OPERAND_MAPPED)
@@ -151,10 +164,10 @@ static int reduce_piece(const struct engine_host_thread *thread, const struct en
                         uint64_t slot_bytes, struct engine_fault *fault_p)
 {
     struct piece piece;
-    unsigned char *result = thread->buffer; /* which may be the first input */
+    unsigned char *result = start_for(thread, work, targets); /* which may be the first input */
 
     piece.ins = piece.outs = 0;
-    int status = collect_inputs(thread, work, at, bytes, slot_bytes, &piece, fault_p);
+    int status = collect_inputs(thread, work, at, bytes, result, slot_bytes, &piece, fault_p);
     if (status != HVI_OK)
         return status;
     bool remote = collect_outputs(work, targets, &piece);
@@ -250,18 +263,18 @@ static int spread_piece(const struct engine_host_thread *thread, const struct en
 {
     const struct engine_operand *in = &work->in[source->from];
     const void *data = (const char *)in->address + source->at;
+    unsigned char *place = start_for(thread, work, targets);
     int status = HVI_OK;
 
     if (in->kind == ENGINE_OPERAND_PROCESS) {
         if (targets->to_end == targets->to + 1 &&
             work->out[targets->to].kind == ENGINE_OPERAND_NONE)
             return HVI_OK;
-        status = engine_host_read(thread, work, source->from, source->at, thread->buffer, bytes,
-                                  fault_p);
-        data = thread->buffer;
+        status = engine_host_read(thread, work, source->from, source->at, place, bytes, fault_p);
+        data = place;
     } else if (writes_remote(work, source, targets)) {
-        thread->kernels->copy(thread->buffer, data, bytes, false);
-        data = thread->buffer;
+        thread->kernels->copy(place, data, bytes, false);
+        data = place;
     }
     return status == HVI_OK ? spread_mapped(thread, work, source, data, bytes, targets, fault_p)
                             : status;

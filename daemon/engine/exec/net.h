@@ -75,6 +75,7 @@
 /* How often deadlines are looked at. */
 #define ENGINE_WIRE_TICK_NS (20 * HVI_NS_MS)
 
+/* Not less than 32: the kernel puts a body behind it in a page of its own, and bodies begin at a page or near it (base/copy.h). */
 #define ENGINE_WIRE_HEAD_BYTES 48u
 #define ENGINE_WIRE_NONE       UINT32_MAX
 
