@@ -9,8 +9,8 @@
 #include <stddef.h>
 #include <sys/types.h>
 
-#define HVI_CPUSET_TEXT                                                                            \
-    1024u /* room for what hvi_cpuset_print writes, but for sets with many gaps */
+/* Room for what hvi_cpuset_print writes, but for sets with many gaps. */
+#define HVI_CPUSET_TEXT 1024u
 
 /* Of the cpuset that the process is in (versions 1 and 2). False: it cannot be found out, as there is no such process, or none that
  * the caller may see, or no cpusets. `root` stands before /proc and /sys; "" but in tests. Reads two or three small files:

@@ -290,7 +290,7 @@ static void open_node(struct agent *agent)
     send_message(agent, &ready);
 }
 
-/* hvdd, ranks and what these start. */
+/* This process does, and so all that it starts. */
 static void keep_to_cores(struct agent *agent)
 {
     const struct hvi_launch_start *start = &agent->start;

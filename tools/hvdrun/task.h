@@ -27,8 +27,8 @@ int run_task_init(struct run_task *task_p, const struct run_options *options, co
 int run_task_meet(struct run_task *task, const char *address, const char **why_p);
 /* Where the others find it. */
 void run_task_join(struct run_task *task, const char *address, uint32_t port);
-/* Tells the agent of the host with this number, whose hvdd has so long to get ready, and on this machine; what goes wrong stands in the
- * link's text. */
+/* Tells the agent of the host with this number, whose hvdd has so long to get ready. `machine` says
+ * which part of its cores it has. What goes wrong stands in the link's text. */
 void run_task_send(const struct run_task *task, size_t host, uint64_t patience_ns,
                    const struct run_machine *machine, struct run_link *link);
 void run_task_fini(struct run_task *task);
