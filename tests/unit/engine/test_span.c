@@ -1638,7 +1638,7 @@ static void play(uint32_t ops, uint32_t joiners)
 /* What a step does not bring to an end on one node either. */
 START_TEST(the_same_program_gives_the_same_answers_on_one_node_and_on_many)
 {
-    for (uint64_t seed = 1; seed <= (layouts[_i].nodes > 3 ? 6 : 60); seed++) {
+    for (uint64_t seed = 1; seed <= SEEDS(layouts[_i].nodes > 3 ? 6 : 60); seed++) {
         chance = seed * 7919 + (uint64_t)_i;
         begin(&layouts[_i], seed);
         add_sets();
@@ -1835,7 +1835,7 @@ static void check_order(void)
 
 START_TEST(whatever_fails_every_part_is_answered_and_the_order_is_one)
 {
-    for (uint64_t seed = 1; seed <= (layouts[_i].nodes > 3 ? 3 : 25); seed++) {
+    for (uint64_t seed = 1; seed <= SEEDS(layouts[_i].nodes > 3 ? 3 : 25); seed++) {
         chance = seed * 104729 + (uint64_t)_i;
         begin(&layouts[_i], seed);
         add_sets();
@@ -2039,7 +2039,7 @@ END_TEST
 /* Ranks that had given memory for the old size are asked again. */
 START_TEST(other_sizes_in_a_step_that_repeats_are_negotiated)
 {
-    for (uint64_t seed = 1; seed <= 12; seed++) {
+    for (uint64_t seed = 1; seed <= SEEDS(12); seed++) {
         uint32_t odd_op = seed % 2 == 0 ? 0 : seed % 4 == 1 ? 1 : 3;
         chance = seed * 31 + (uint64_t)_i;
         begin_sized(_i, seed);
@@ -2472,7 +2472,7 @@ END_TEST
 /* Some members have come back already, and others have not, when the job is over. */
 START_TEST(a_group_that_is_being_withdrawn_ends_once_with_the_job)
 {
-    for (uint64_t seed = 1; seed <= 40; seed++) {
+    for (uint64_t seed = 1; seed <= SEEDS(40); seed++) {
         chance = seed * 13 + (uint64_t)_i;
         begin(grouped_layout(_i), seed);
         play_grouped_until_live();
