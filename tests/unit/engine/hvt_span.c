@@ -200,7 +200,7 @@ static void forget_parts(struct hvt_job *job, int32_t ranks)
 {
     for (int32_t rank = 0; rank < ranks; rank++) {
         for (uint32_t i = 0; i < HVT_EACH; i++) {
-            if (job->parts[rank][i].used)
+            if (job->parts[rank][i].node) /* it was used, and may have been taken out of use */
                 memset(&job->parts[rank][i], 0, sizeof job->parts[rank][i]);
         }
     }
