@@ -6,6 +6,7 @@
 #include "base/log.h"
 
 #include <check.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,11 +15,25 @@
 
 static int hvt_log_fd = -1;
 
+/* An assertion's sentence would be lost with the file. */
+static inline void hvt_log_on_abort(int signum)
+{
+    char last[4096];
+    off_t end = lseek(hvt_log_fd, 0, SEEK_END);
+    ssize_t length = pread(hvt_log_fd, last, sizeof(last),
+                           end > (off_t)sizeof(last) ? end - (off_t)sizeof(last) : 0);
+
+    (void)signum;
+    if (length > 0)
+        length = write(STDOUT_FILENO, last, (size_t)length);
+}
+
 static inline void hvt_log_open(void)
 {
     hvt_log_fd = memfd_create("log", MFD_CLOEXEC);
     ck_assert_int_ge(hvt_log_fd, 0);
     unsetenv("JOURNAL_STREAM");
+    signal(SIGABRT, hvt_log_on_abort);
     ck_assert_int_eq(dup2(hvt_log_fd, STDERR_FILENO), STDERR_FILENO);
     hvi_log_init("test", HVI_LOG_DEBUG);
 }

@@ -618,20 +618,20 @@ START_TEST(a_node_for_which_a_change_could_not_be_queued_is_told_all_anew)
 {
     uint32_t port = listen_at(&sides[0]);
     struct hvi_mesh_host host = {.node = 1000, .name = "ghost", .text = "10.0.0.9"};
-    static struct hvi_mesh_host
-        unknown[HVI_MESH_HOSTS_MAX]; /* that they have gone changes nothing */
     const struct gate_host *told;
 
     join_at(&sides[1], port);
     wait_known(&sides[1], 1);
     mesh_listen_hosts(sides[0].gate.mesh, &host, 1);
     wait_known(&sides[1], 2);
-    for (size_t i = 0; i < HVI_MESH_HOSTS_MAX; i++)
-        unknown[i] = (struct hvi_mesh_host){.node = 2000 + i, .name = "n", .gone = true};
-    for (size_t i = 0; i <= GATE_TALK_BYTES_MAX / sizeof(unknown); i++)
-        mesh_listen_hosts(sides[0].gate.mesh, unknown, HVI_MESH_HOSTS_MAX);
-    unknown[0].node = 1000;
-    mesh_listen_hosts(sides[0].gate.mesh, unknown, HVI_MESH_HOSTS_MAX);
+    /* Alone more than may wait for a node. Many that do, really sent, fill the other side's queue, and with that libzmq 4.3.4
+     * aborted on a loaded machine (out_event after an error of input). */
+    const size_t count = GATE_TALK_BYTES_MAX / sizeof(host) + 1;
+    struct hvi_mesh_host *many = calloc(count, sizeof(host));
+    ck_assert_ptr_nonnull(many);
+    many[0] = (struct hvi_mesh_host){.node = 1000, .name = "ghost", .gone = true};
+    mesh_listen_hosts(sides[0].gate.mesh, many, count);
+    free(many);
     wait_log("a node cannot be told now which hosts there are", 1);
     host = (struct hvi_mesh_host){.node = 3000, .name = "late", .text = "10.0.0.9"};
     ck_assert(gate_hosts_put(&sides[0].gate.mesh->view.known, &host));
