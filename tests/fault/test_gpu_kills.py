@@ -6,7 +6,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -239,9 +239,11 @@ RUNNING = {
 }
 
 
-def begin_slowly(slow: GpuDaemon, gpu_of: list[int]) -> Case:
+def begin_slowly(slow: GpuDaemon, gpu_of: list[int], warmed: Callable[[Case], None] = lambda case: None) -> Case:
+    """What takes long and is needed while the batch runs comes before it, in `warmed`."""
     case = Case(slow, gpu_of)
     case.warm()
+    warmed(case)
     case.wait("running")
     time.sleep(0.06)
     assert not case.job.ranks[0].has_reply(), "it is over already"
@@ -252,8 +254,9 @@ def begin_slowly(slow: GpuDaemon, gpu_of: list[int]) -> Case:
 @pytest.mark.parametrize("victim", RUNNING)
 def test_one_is_killed_while_a_batch_runs(slow, victim, gpu_of):
     find, status = RUNNING[victim]
-    case = begin_slowly(slow, gpu_of)
-    at_ns = kill(find(case))
+    pids: list[int] = []
+    case = begin_slowly(slow, gpu_of, lambda warm: pids.append(find(warm)))
+    at_ns = kill(pids[0])
     heard_ns, went_on_ns = hear_each(case, status)
     # A worker that lives may write outputs until what it has begun is over.
     is_shared = victim == "worker" and len(set(gpu_of)) > 1
@@ -723,7 +726,7 @@ def test_a_communicator_that_hangs_is_given_up_with_the_set_and_the_ranks_that_h
 
 
 def test_a_join_that_fails_on_one_worker_fails_the_op_and_ends_those_that_are_in_it_with_the_cause():
-    with own_case([0, 1, 0], faults="hvdd-gpu/nccl-join-fails@2") as case:
+    with own_case([0, 1, 0], faults="hvdd-gpu/nccl-join-fails@2", gpu_idle="5s") as case:  # the worker that failed stays
         before = time.monotonic_ns()
         case.wait("running")
         cause = "could not join a communicator of 2 GPUs: unhandled cuda error"
