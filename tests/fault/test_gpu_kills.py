@@ -6,7 +6,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -239,24 +239,27 @@ RUNNING = {
 }
 
 
-def begin_slowly(slow: GpuDaemon, gpu_of: list[int], warmed: Callable[[Case], None] = lambda case: None) -> Case:
-    """What takes long and is needed while the batch runs comes before it, in `warmed`."""
+def warm_case(slow: GpuDaemon, gpu_of: list[int]) -> Case:
     case = Case(slow, gpu_of)
     case.warm()
-    warmed(case)
+    return case
+
+
+def begin_slowly(case: Case) -> None:
+    """Returns while the batch runs: what the caller needs by then it looks up before."""
     case.wait("running")
     time.sleep(0.06)
     assert not case.job.ranks[0].has_reply(), "it is over already"
-    return case
 
 
 @pytest.mark.parametrize("gpu_of", LAYOUTS, ids=str)
 @pytest.mark.parametrize("victim", RUNNING)
 def test_one_is_killed_while_a_batch_runs(slow, victim, gpu_of):
     find, status = RUNNING[victim]
-    pids: list[int] = []
-    case = begin_slowly(slow, gpu_of, lambda warm: pids.append(find(warm)))
-    at_ns = kill(pids[0])
+    case = warm_case(slow, gpu_of)
+    pid = find(case)
+    begin_slowly(case)
+    at_ns = kill(pid)
     heard_ns, went_on_ns = hear_each(case, status)
     # A worker that lives may write outputs until what it has begun is over.
     is_shared = victim == "worker" and len(set(gpu_of)) > 1
@@ -267,7 +270,8 @@ def test_one_is_killed_while_a_batch_runs(slow, victim, gpu_of):
 
 
 def test_what_a_dead_trainer_has_brought_is_done_without_it(slow):
-    case = begin_slowly(slow, [0, 1, 0])
+    case = warm_case(slow, [0, 1, 0])
+    begin_slowly(case)
     case.job.ranks[2].kill()
     hear(case, Status.OK)
     case.meet_again(keep=False)

@@ -24,7 +24,7 @@ def main() -> None:
     function = functools.reduce(getattr, name.split("."), module)
     result = function(*arguments)
     (folder / os.environ["HVD_RANK"]).write_bytes(pickle.dumps(result))
-    gc.freeze()  # nor are they looked for at its end
+    gc.freeze()  # nor are cycles looked for when the interpreter ends
 
 
 if __name__ == "__main__":

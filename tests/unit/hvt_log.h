@@ -15,7 +15,7 @@
 
 static int hvt_log_fd = -1;
 
-/* An assertion's sentence would be lost with the file. */
+/* An assertion writes its sentence to stderr, and the file goes with the process. */
 static inline void hvt_log_on_abort(int signum)
 {
     char last[4096];

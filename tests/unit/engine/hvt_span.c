@@ -213,7 +213,6 @@ void hvt_job_begin(struct hvt_job *job, uint32_t nodes, int32_t size, uint64_t s
 
     forget_parts(job, HVT_RANKS);
     memset(job, 0, offsetof(struct hvt_job, parts));
-    memset(&job->messages, 0, sizeof *job - offsetof(struct hvt_job, messages));
     job->nodes = nodes;
     job->size = size;
     job->random = seed * 2654435761u + 88172645463325252u;

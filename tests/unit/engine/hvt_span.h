@@ -67,12 +67,12 @@ struct hvt_job {
     engine_seat seat[HVT_RANKS];
     struct hvt_node node[HVT_NODES];
     struct engine_group groups[HVT_RANKS];
-    struct hvt_part parts[HVT_RANKS][HVT_EACH];
     uint64_t messages; /* between nodes */
     bool lied;         /* some message is not a node's */
     /* Nodes that have a tentative work, and that have done it. */
     uint8_t begun[HVT_SEQUENCES], done[HVT_SEQUENCES];
-    uint64_t begun_top; /* sequence */
+    uint64_t begun_top;                         /* sequence */
+    struct hvt_part parts[HVT_RANKS][HVT_EACH]; /* the last: forgotten one by one */
 };
 
 /* What one rank brings. */

@@ -624,8 +624,8 @@ START_TEST(a_node_for_which_a_change_could_not_be_queued_is_told_all_anew)
     wait_known(&sides[1], 1);
     mesh_listen_hosts(sides[0].gate.mesh, &host, 1);
     wait_known(&sides[1], 2);
-    /* Alone more than may wait for a node. Many that do, really sent, fill the other side's queue, and with that libzmq 4.3.4
-     * aborted on a loaded machine (out_event after an error of input). */
+    /* One change that is larger than all that may wait for a node. Many smaller ones are sent and fill the other side's
+     * queue: libzmq 4.3.4 then aborted on a loaded machine (out_event after an error of input). */
     const size_t count = GATE_TALK_BYTES_MAX / sizeof(host) + 1;
     struct hvi_mesh_host *many = calloc(count, sizeof(host));
     ck_assert_ptr_nonnull(many);
