@@ -100,7 +100,7 @@ run_contract() {
 # is skipped by them. Ends the script.
 run_suite() {
     local file status=0 devices=(/dev/nvidia[0-9]*) pytest=(-m pytest -v -rs -p no:cacheprovider --confcutdir="$root/tests/python")
-    export HVD_BUILD_DIR=${HVD_BUILD_DIR:-$root/build-release} HVT_GPU=real PYTHONDONTWRITEBYTECODE=1
+    export HVD_BUILD_DIR=${HVD_BUILD_DIR:-$root/build-release} HVT_GPU=real
     export HVD_PYTHON_ENV=${HVD_PYTHON_ENV:-$HVD_BUILD_DIR/python-env}
     [ -e "${devices[0]}" ] || refuse "no GPU: there is no /dev/nvidia0"
     [ -x "$HVD_BUILD_DIR/libexec/hvdd/hvdd-gpu" ] || refuse "no build in $HVD_BUILD_DIR: build the release preset, or set HVD_BUILD_DIR"

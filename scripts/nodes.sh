@@ -72,6 +72,8 @@ if [ -z "$tensorflow_env" ]; then
     tensorflow_env=$build_dir/tf221-env
     tests/python/make-environment "$tensorflow_env" tests/python/tensorflow/tf221.txt HVD_TF221_ENV
 fi
+# Their first import compiles them.
+unset PYTHONDONTWRITEBYTECODE
 say "installing hvd for PyTorch and for TensorFlow"
 build_wheels
 install_over torch "$python_env"

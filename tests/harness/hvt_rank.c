@@ -1106,7 +1106,7 @@ static int loop(const cJSON *command, struct hvd_session *session, float *data, 
     int64_t buffers = get_int(command, "buffers", 1), pause_us = get_int(command, "pause_us", 0);
     int64_t rest_us = get_int(command, "rest_us", 0);
     bool blind = get_bool(command, "blind");
-    float *first = data;
+    float *first = data, sum = (float)hvd_size(session);
     for (*done_p = 0; *done_p < count && !stop && !(blind && now_ns() >= end_ns); (*done_p)++) {
         tensor.data = data = first + *done_p % buffers * elements;
         if (!blind)
@@ -1120,7 +1120,7 @@ static int loop(const cJSON *command, struct hvd_session *session, float *data, 
             continue;
         stop = data[elements - 1] > 0.0f;
         for (int64_t i = 0; i < elements - 1; i++) {
-            if (data[i] == (float)hvd_size(session))
+            if (data[i] == sum)
                 continue;
             fprintf(stderr, "hvt-rank: wrong sum %g at %ld\n", (double)data[i], (long)i);
             exit(3);

@@ -51,7 +51,7 @@ def clean_environment(**changes: str) -> dict[str, str]:
     kept.update(HVD_BUILD_DIR=str(BUILD), HVD_LIBRARY=str(BUILD / "lib" / "libhvdclient.so.0"), OMP_NUM_THREADS="1",
                 PYTHONPATH=os.pathsep.join([str(SOURCE / "python"), str(SOURCE / "python" / "compat")]),
                 PATH=os.pathsep.join([str(BUILD / "bin"), str(pathlib.Path(sys.executable).parent), kept["PATH"]]),
-                PYTHONDONTWRITEBYTECODE="1", PYTHONFAULTHANDLER="1")
+                PYTHONDONTWRITEBYTECODE="", PYTHONPYCACHEPREFIX=str(BUILD / "pycache"), PYTHONFAULTHANDLER="1")
     kept.update(changes)
     return kept
 

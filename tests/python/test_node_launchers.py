@@ -27,7 +27,7 @@ from hvt.wait import wait_until
 
 WHO = str(PROGRAMS / "who_am_i.py")
 THERE = [f"rank {rank} of 4, local {rank % 2} of 2, sum 10" for rank in range(4)]
-OF_PYTHON = ("HVD_LIBRARY", "OMP_NUM_THREADS", "PATH", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "PYTHONFAULTHANDLER")
+OF_PYTHON = ("HVD_LIBRARY", "OMP_NUM_THREADS", "PATH", "PYTHONPATH", "PYTHONPYCACHEPREFIX", "PYTHONFAULTHANDLER")
 #: torchrun by the address that rank 0's agent has, and by a store at which the agents meet.
 TORCHRUN = {
     "static": lambda number: ["--master-addr=n1", "--master-port=29500", f"--node-rank={number - 1}"],
