@@ -7,6 +7,7 @@ import os
 import pathlib
 import re
 import socket
+import time
 
 import pytest
 
@@ -427,6 +428,30 @@ def test_steps_that_repeat_are_replayed_until_one_differs(make_nodes):
     run_until_replayed(job, run_rows, 8)
     run_gather(job, 1, more=1000)
     run_until_replayed(job, run_rows, 8)
+    job.close()
+    assert job.await_end() == 0, job.said()
+    check_nothing_left(nodes)
+
+
+def run_barrier(job, _number=0):
+    for outcome in job.run("barrier", name="all here"):
+        assert outcome.ok, outcome.text
+
+
+def test_a_rank_that_is_late_for_a_repeated_op_is_waited_for(make_nodes):
+    """For longer than engines have to connect: until the fourth barrier, which the other node begins without a word, none needs
+    the connection for which that node waits."""
+    nodes = make_nodes(2, ssh=True)
+    job = SpreadJob(nodes, (1, 1))
+    for _ in range(3):
+        run_barrier(job)
+    early = job.ranks[1].submit("barrier", "all here")
+    time.sleep(12)
+    late = job.ranks[0].submit("barrier", "all here")
+    for rank, op in ((job.ranks[1], early), (job.ranks[0], late)):
+        outcome = rank.outcome(op)
+        assert outcome.ok, outcome.text
+    run_until_replayed(job, run_barrier)
     job.close()
     assert job.await_end() == 0, job.said()
     check_nothing_left(nodes)

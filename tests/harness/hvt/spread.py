@@ -147,9 +147,10 @@ class SpreadJob(Job):
 
     def agent_of(self, node: Node) -> int:
         """The node's hvdrun --node; its guard has a name of its own."""
-        found = [pid for pid, line in node.processes().items() if line.endswith("hvdrun --node") and procs.name(pid) == "hvdrun"]
-        assert len(found) == 1, node.processes()
-        return found[0]
+        def look() -> int:
+            found = [pid for pid, line in node.processes().items() if line.endswith("hvdrun --node") and procs.name(pid) == "hvdrun"]
+            return found[0] if len(found) == 1 else 0  # a guard has its name a moment later
+        return wait_until(look, lambda: f"one agent: {node.processes()}")
 
     def said(self) -> str:
         """What hvdrun, the daemons and the ranks have written so far."""
