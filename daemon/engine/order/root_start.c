@@ -13,6 +13,7 @@
 #include "daemon/engine/order/root_fail.h"
 #include "daemon/engine/order/root_group.h"
 #include "daemon/engine/order/root_replay.h"
+#include "daemon/engine/order/root_stale.h"
 #include "daemon/engine/order/root_verdict.h"
 #include "daemon/engine/order/set_ops.h"
 #include "daemon/engine/order/sizes.h"
@@ -36,6 +37,21 @@ static int add_set(struct engine_root *root, struct engine_op *op)
     return HVI_OK;
 }
 
+/* The members of its groups that are still to come are not heard any more. */
+static void forget_groups(struct engine_root *root, uint64_t serial)
+{
+    for (uint32_t i = 0; i < root->roster->nodes; i++) {
+        struct engine_root_node *node = &root->nodes[i];
+        if (!node->open || node->open->set != serial)
+            continue;
+        engine_tensor_put(&root->tensors, node->open);
+        node->open = NULL;
+        if (node->dropped)
+            engine_root_stale_free(root, node->dropped);
+        node->dropped = NULL;
+    }
+}
+
 /* By `op`, which may be an op of the set. */
 static void end_set(struct engine_root *root, const struct engine_op *op)
 {
@@ -49,6 +65,7 @@ static void end_set(struct engine_root *root, const struct engine_op *op)
         if (waiting->set == set && waiting != op)
             engine_meeting_drop(root, waiting);
     }
+    forget_groups(root, set->serial);
     engine_sets_remove(&root->sets, set);
 }
 

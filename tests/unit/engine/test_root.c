@@ -457,6 +457,42 @@ START_TEST(groups_come_one_after_the_other)
 }
 END_TEST
 
+START_TEST(a_group_of_a_set_that_is_removed_while_it_comes_is_forgotten)
+{
+    const struct hvt_bring add = {.name = "s",
+                                  .kind = HVI_KIND_SET_ADD,
+                                  .root = -1,
+                                  .integers = (const int64_t[]){0, 1},
+                                  .integer_count = 2};
+    const struct hvt_bring remove = {.name = "gone", .kind = HVI_KIND_SET_REMOVE, .root = 1};
+
+    hvt_job_begin(&job, 2, 4, 2, false);
+    for (int32_t rank = 0; rank < job.size; rank++)
+        hvt_job_bring(&job, rank, 0, &add);
+    hvt_job_run(&job);
+    for (int32_t rank = 1; rank < job.size; rank += 2)
+        hvt_job_bring(&job, rank, 1, &remove);
+    hvt_job_run(&job);
+    fill();
+    group(2, 0);
+    report.set = 1;
+    report.serial = 1;
+    report.more = true;
+    ck_assert_int_eq(tell(1), HVI_OK);
+    for (int32_t rank = 0; rank < job.size; rank += 2)
+        hvt_job_bring(&job, rank, 1, &remove);
+    hvt_job_run(&job);
+    ck_assert_uint_eq(job.node[0].mesh.root.sets.count, 1);
+    group(2, 1);
+    report.tensor.name = other;
+    report.more = false;
+    ck_assert_int_eq(tell(1), HVI_OK); /* of a set that is not there */
+    fill();
+    ck_assert_int_eq(tell(1), HVI_OK); /* no other op within a group */
+    stop();
+}
+END_TEST
+
 START_TEST(a_group_without_its_first_member_fails)
 {
     hvt_job_begin(&job, 2, 4, 2, false);
@@ -1224,6 +1260,7 @@ int main(void)
     tcase_add_test(tcase, a_node_says_each_thing_once);
     tcase_add_test(tcase, a_node_opens_and_closes_what_is_its_own);
     tcase_add_test(tcase, groups_come_one_after_the_other);
+    tcase_add_test(tcase, a_group_of_a_set_that_is_removed_while_it_comes_is_forgotten);
     tcase_add_test(tcase, a_group_without_its_first_member_fails);
     tcase_add_test(tcase, what_comes_too_late_is_ignored);
     tcase_add_test(tcase, so_many_ops_wait_for_nodes_and_no_more);
