@@ -130,6 +130,11 @@ def test_a_call_reaches_several_hosts_and_every_result_comes_back(hosts):
     assert len(hosts.words()) == 2
 
 
+def test_blanks_around_a_host_do_not_count(hosts):
+    assert [place[:3] for place in hvd.run(where, args=(1,), hosts=" h1:1, h2:1", num_proc=2)] == [["0", "2", "0"], ["1", "2", "1"]]
+    assert sorted(line.split()[0] for line in hosts.words()) == ["h1", "h2"]
+
+
 def cores():
     return sorted(os.sched_getaffinity(0))
 

@@ -138,12 +138,23 @@ static int add(struct run_hosts *hosts, const struct run_host *host, char *text_
 
 /* ---- -H ---- */
 
+/* Blanks around an entry do not count. */
+static bool split_stripped(const char *entry, size_t length, struct run_host *host_p)
+{
+    const size_t blanks = strspn(entry, BLANKS);
+    const char *begin = entry + (blanks < length ? blanks : length);
+    const char *end = entry + length;
+    while (end > begin && strchr(BLANKS, end[-1]) != NULL)
+        end--;
+    return split(begin, (size_t)(end - begin), host_p);
+}
+
 static int parse_list(const char *hosts, struct run_hosts *hosts_p, char *text_p, size_t text_size)
 {
     struct run_host host;
     for (const char *entry = hosts;; entry++) {
         const size_t length = strcspn(entry, ",");
-        if (!split(entry, length, &host)) {
+        if (!split_stripped(entry, length, &host)) {
             snprintf(text_p, text_size,
                      "Invalid host input, please make sure it has format as : "
                      "worker-0:2,worker-1:2.");

@@ -21,8 +21,8 @@ struct run_hosts {
     size_t count;
 };
 
-/* "h1:2,h2:2"; a host without a number has one slot, and a host that is named twice the sum. 0, or
- * -1 with a sentence and no hosts. */
+/* "h1:2,h2:2"; a host without a number has one slot, and a host that is named twice the sum. Blanks
+ * around an entry do not count. 0, or -1 with a sentence and no hosts. */
 int run_hosts_parse(const char *hosts, struct run_hosts *hosts_p, char *text_p, size_t text_size);
 /* The same of a file with a host in each line: "h1 slots=2" (also with blanks around =, and with max_slots, which
  * is ignored), "h1:2" or "h1". Empty lines and what follows # are skipped. */

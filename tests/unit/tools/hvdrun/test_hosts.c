@@ -79,6 +79,14 @@ START_TEST(what_is_no_host_and_slots_gets_horovods_sentence)
                                         "localhost:",
                                         ":3",
                                         "local host:3",
+                                        "localhost :3",
+                                        "localhost: 3",
+                                        "localhost:3 4",
+                                        "localhost:3 other:4",
+                                        "[ ::1]:3",
+                                        " ",
+                                        "localhost:1, ",
+                                        "localhost:1, ,other:1",
                                         "localhost:-1",
                                         "localhost:3x",
                                         "::1",
@@ -96,6 +104,14 @@ START_TEST(what_is_no_host_and_slots_gets_horovods_sentence)
                                "worker-0:2,worker-1:2.");
         ck_assert_uint_eq(hosts.count, 0);
     }
+}
+END_TEST
+
+START_TEST(blanks_around_an_entry_do_not_count)
+{
+    ck_assert_msg(parse("h1:2, h2:3 ,\th3 , [::1]:4\n") == 0, "%s", text);
+    run_hosts_fill(&hosts, 10);
+    ck_assert_str_eq(listed(), "h1=2@0+2 h2=3@2+3 h3=1@5+1 ::1!=4@6+4");
 }
 END_TEST
 
@@ -203,6 +219,7 @@ int main(void)
     tcase_add_test(tests, this_machine_has_many_names);
     tcase_add_test(tests, other_machines_are_others);
     tcase_add_test(tests, what_is_no_host_and_slots_gets_horovods_sentence);
+    tcase_add_test(tests, blanks_around_an_entry_do_not_count);
     tcase_add_test(tests, a_host_without_a_number_has_one_slot);
     tcase_add_test(tests, a_host_that_is_named_twice_has_the_sum);
     tcase_add_test(tests, ranks_fill_hosts_in_their_order_and_the_rest_is_left_out);
