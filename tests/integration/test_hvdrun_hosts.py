@@ -165,6 +165,14 @@ def test_variables_can_be_given(hosts):
         assert (seen["HOME"], seen["COLOUR"], seen["DISPLAY"]) == ("/home-here", "red", ":1")
 
 
+@pytest.mark.parametrize("option", ["--network-interface", "--network-interfaces"])
+def test_variables_win_over_what_the_interfaces_say(hosts, option):
+    done = hosts.run("-H", "h1:1,localhost:1", "-x", "NCCL_SOCKET_IFNAME=eth7", option, "lo", "env")
+    assert [(seen["NCCL_SOCKET_IFNAME"], seen["HOROVOD_GLOO_IFACE"]) for seen in variables(done).values()] == [("eth7", "lo")] * 2
+    done = hosts.run("-H", "h1:1", option, "lo", "-x", "HOROVOD_GLOO_IFACE", "env", environment={"HOROVOD_GLOO_IFACE": "eth8"})
+    assert [(seen["NCCL_SOCKET_IFNAME"], seen["HOROVOD_GLOO_IFACE"]) for seen in variables(done).values()] == [("lo", "eth8")]
+
+
 def test_the_command_is_found_in_the_path_of_here(hosts):
     (hosts.folder / "bin").mkdir()
     hosts.script("bin/trainer", "#!/bin/sh\necho found in $PWD\n")

@@ -46,15 +46,21 @@ static int pack_interfaces(const char *interfaces, struct run_buffer *out)
     return run_words_pack(list, NULL, out);
 }
 
-/* What the ranks are given beside the environment: options, then variables. */
-static int pack_settings(const struct run_options *options, struct run_buffer *out)
+static int pack_list(char *const *words, size_t count, struct run_buffer *out)
 {
     char *list[RUN_EXPORTS_MAX + RUN_VARIABLES_MAX + 1] = {NULL};
-    memcpy(list, options->exports, options->export_count * sizeof *list);
-    memcpy(list + options->export_count, options->variables,
-           options->variable_count * sizeof *list);
-    const int status = run_words_pack(list, NULL, out);
-    return status != HVI_OK ? status : pack_interfaces(options->interfaces, out);
+    memcpy(list, words, count * sizeof *list);
+    return run_words_pack(list, NULL, out);
+}
+
+/* What the ranks are given beside the environment: options, then variables. Of several for one name
+ * the last counts: those of -x win over what interfaces say. */
+static int pack_settings(const struct run_options *options, struct run_buffer *out)
+{
+    int status = pack_list(options->exports, options->export_count, out);
+    if (status == HVI_OK)
+        status = pack_interfaces(options->interfaces, out);
+    return status == HVI_OK ? pack_list(options->variables, options->variable_count, out) : status;
 }
 
 static bool make_ranks(const struct run_hosts *hosts, size_t host, struct hvi_launch_start *start)
