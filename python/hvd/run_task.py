@@ -25,7 +25,7 @@ CALL = "call"
 
 @dataclasses.dataclass
 class Result:
-    """What a rank left. `value`: pickled. `when_ns`: of the machine's monotonic clock; tells who failed first."""
+    """What a rank left. `value`: pickled. `when_ns`: of the host's monotonic clock, which another host does not share."""
     ok: bool
     value: bytes
     error: str

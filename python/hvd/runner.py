@@ -185,18 +185,33 @@ def _end(process: subprocess.Popen[str]) -> None:
         process.kill()  # its guard process ends what is left
 
 
+def _in_order(folder: pathlib.Path, failed: Mapping[int, run_task.Result]) -> list[int]:
+    """The ranks that failed, the first one first. Those of one host are ordered by its clock. Hosts, whose clocks differ, are
+    ordered by hvdrun's list of arrivals; without it all ranks ran on this host."""
+    try:
+        lines = (folder / "arrivals").read_text(encoding="ascii").splitlines()
+        arrivals = [(int(rank), host) for rank, host in map(str.split, lines)]
+    except FileNotFoundError:
+        arrivals = [(rank, "") for rank in failed]
+    hosts = dict(arrivals)
+    waiting: dict[str, list[int]] = {host: [] for host in hosts.values()}
+    for rank in sorted(failed, key=lambda rank: failed[rank].when_ns):
+        waiting[hosts[rank]].append(rank)
+    return [waiting[host].pop(0) for rank, host in arrivals if rank in failed]
+
+
 def _results(folder: pathlib.Path, num_proc: int, status: int, said: Sequence[str]) -> list[Any]:
     found = {rank: run_task.Result.read(folder, rank) for rank in range(num_proc)}
     left = {rank: result for rank, result in found.items() if result is not None}
     missing = [rank for rank in range(num_proc) if rank not in left]
-    failed = sorted((result.when_ns, rank) for rank, result in left.items() if not result.ok)
+    failed = _in_order(folder, {rank: result for rank, result in left.items() if not result.ok})
     if not failed and not missing and status == 0:
         return [pickle.loads(left[rank].value) for rank in range(num_proc)]
     if status == 2 and not left and len(said) == 1:
         raise ValueError(said[0])
-    text = [f"hvd.run: rank {rank} of {num_proc} failed:\n{left[rank].error}" for _, rank in failed[:1]]
+    text = [f"hvd.run: rank {rank} of {num_proc} failed:\n{left[rank].error}" for rank in failed[:1]]
     if len(failed) > 1:
-        text.append(f"Also failed, later: {', '.join(f'rank {rank}' for _, rank in failed[1:])}.")
+        text.append(f"Also failed, later: {', '.join(f'rank {rank}' for rank in failed[1:])}.")
     if missing:
         text.append(f"Without a result: {', '.join(f'rank {rank}' for rank in missing)}.")
     ends = f"hvdrun's exit status is {status}."

@@ -160,6 +160,34 @@ def test_a_rank_that_raises_on_another_host_is_named_with_its_traceback(hosts):
     assert len(hosts.words()) == 2
 
 
+def raises_on_a_host_that_was_booted_later(folder):
+    """Rank 1 fails when hvdrun has taken the failure of rank 0, and its clock is behind."""
+    if os.environ["HVD_RANK"] == "1":
+        time.monotonic_ns = lambda: 1
+        wait_until(lambda: [file for file in pathlib.Path(folder).glob("hvd-run-*/result.0") if file.stat().st_size],
+                   "the result of rank 0", 60)
+    raise KeyError(f"rank {os.environ['HVD_RANK']} fails")
+
+
+def test_the_rank_that_fails_first_is_named_whatever_the_clocks_of_the_hosts_say(hosts, tmp_path):
+    with pytest.raises(RuntimeError, match="(?s)rank 0 of 2 failed.*KeyError: 'rank 0 fails'.*Also failed, later: rank 1"):
+        hvd.run(raises_on_a_host_that_was_booted_later, args=(str(tmp_path),), hosts="h1:1,h2:1", num_proc=2)
+    assert hosts
+
+
+@pytest.mark.parametrize("arrivals, order", [
+    (None, [3, 1, 2, 0]),  # one host, which has one clock
+    ("2 0\n0 0\n1 0\n3 0\n", [3, 1, 2, 0]),
+    ("2 0\n3 1\n0 0\n5 2\n1 1\n", [2, 3, 0, 1]),  # rank 5 has not failed
+    ("0 0\n3 2\n2 1\n1 0\n", [1, 3, 2, 0]),  # rank 1 was before rank 0 on their host
+])
+def test_failures_are_ordered_by_the_clock_of_their_host_and_between_hosts_by_arrival(arrivals, order, tmp_path):
+    if arrivals is not None:
+        (tmp_path / "arrivals").write_text(arrivals, encoding="ascii")
+    failed = {rank: runner.run_task.Result(False, b"", "", when_ns) for rank, when_ns in enumerate((40, 20, 30, 10))}
+    assert runner._in_order(tmp_path, failed) == order  # pylint: disable=protected-access
+
+
 def test_a_host_that_cannot_be_reached_is_named(hosts):
     with pytest.raises(RuntimeError, match="dead: cannot be reached: ssh: connect to host dead"):
         hvd.run(where, args=(1,), hosts="h1:1,dead:1", num_proc=2)

@@ -52,26 +52,46 @@ void run_call_send(const struct run_call *call, struct run_link *link, uint64_t 
     }
 }
 
-int run_call_take(struct run_call *call, const struct hvi_launch_data *data, char *text_p,
-                  size_t text_size)
+static bool note_arrival(struct run_call *call, int rank, size_t host)
 {
     char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/arrivals", call->dir);
+    if (call->arrivals == NULL)
+        call->arrivals = fopen(path, "we");
+    return call->arrivals != NULL && fprintf(call->arrivals, "%d %zu\n", rank, host) > 0 &&
+           fflush(call->arrivals) == 0;
+}
+
+/* A rank without a result has no file, and every file has its line in `arrivals`. */
+static bool begin_result(struct run_call *call, int rank, size_t host)
+{
+    char path[PATH_MAX];
+    if (!note_arrival(call, rank, host))
+        return false;
+    snprintf(path, sizeof path, "%s/result.%d", call->dir, rank);
+    call->results[rank] = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    return call->results[rank] >= 0;
+}
+
+static int cannot_keep(int rank, char *text_p, size_t text_size)
+{
+    snprintf(text_p, text_size, "cannot keep the result of rank %d: %s", rank, strerror(errno));
+    return -1;
+}
+
+int run_call_take(struct run_call *call, size_t host, const struct hvi_launch_data *data,
+                  char *text_p, size_t text_size)
+{
     if (call->results == NULL || data->rank >= call->ranks) {
         snprintf(text_p, text_size, "rank %d returns what nobody has called", (int)data->rank);
         return -1;
     }
-    int *fd = &call->results[data->rank];
-    if (*fd < 0) { /* a rank without a result has no file */
-        snprintf(path, sizeof path, "%s/result.%d", call->dir, (int)data->rank);
-        *fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-    }
+    if (call->results[data->rank] < 0 && !begin_result(call, data->rank, host))
+        return cannot_keep(data->rank, text_p, text_size);
     for (size_t at = 0; at < data->bytes;) {
-        const ssize_t written = write(*fd, data->data + at, data->bytes - at);
-        if (written < 0 && errno != EINTR) {
-            snprintf(text_p, text_size, "cannot keep the result of rank %d: %s", (int)data->rank,
-                     strerror(errno));
-            return -1;
-        }
+        const ssize_t written = write(call->results[data->rank], data->data + at, data->bytes - at);
+        if (written < 0 && errno != EINTR)
+            return cannot_keep(data->rank, text_p, text_size);
         at += written > 0 ? (size_t)written : 0;
     }
     return 0;
@@ -83,6 +103,8 @@ void run_call_close(struct run_call *call)
         if (call->results[i] >= 0)
             close(call->results[i]);
     free(call->results);
+    if (call->arrivals != NULL)
+        fclose(call->arrivals);
     if (call->fd >= 0)
         close(call->fd);
     *call = (struct run_call){.fd = -1};

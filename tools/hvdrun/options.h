@@ -24,8 +24,7 @@ struct run_options {
     const char *ssh_command, *ssh_port, *ssh_identity; /* how other hosts are reached */
     const char *fan_out;                    /* hosts that this one reaches itself, "0": all */
     const char *remote_hvdrun, *remote_dir; /* where hvdrun and the ranks are there */
-    const char
-        *call_dir;    /* hvd.run's: has the file `call`, gets a file `result.R` of each rank R */
+    const char *call_dir;                   /* hvd.run's, with the files that call.h names */
     char *interfaces; /* on the heap: which of this host's addresses the others are told */
     const char *address;
     const char *hvdd;

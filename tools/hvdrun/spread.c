@@ -418,11 +418,13 @@ static bool take_exited(struct spread *spread, const struct place *place,
     return true;
 }
 
-static bool take_output(struct spread *spread, const struct hvi_launch_data *data)
+static bool take_output(struct spread *spread, const struct place *place,
+                        const struct hvi_launch_data *data)
 {
     char text[512];
+    const size_t host = (size_t)(place - spread->places);
     if (data->stream == HVI_LAUNCH_RESULT) {
-        if (run_call_take(&spread->call, data, text, sizeof text) == 0)
+        if (run_call_take(&spread->call, host, data, text, sizeof text) == 0)
             return true;
         run_display_say(&spread->display, "%s", text);
         return false;
@@ -491,7 +493,7 @@ static bool take_running(struct spread *spread, struct place *place,
     case HVI_LAUNCH_STARTED:
         return take_started(spread, place, &msg->started);
     case HVI_LAUNCH_OUTPUT:
-        return has_rank(place->link.host, msg->data.rank) && take_output(spread, &msg->data);
+        return has_rank(place->link.host, msg->data.rank) && take_output(spread, place, &msg->data);
     case HVI_LAUNCH_EXITED:
         return take_exited(spread, place, &msg->exited);
     case HVI_LAUNCH_LOST:

@@ -148,6 +148,25 @@ START_TEST(calls_and_what_they_return_are_files_here)
 }
 END_TEST
 
+/* Rank 1, on the second host, returns before rank 0 does. A later part of a result is no arrival. */
+START_TEST(the_order_in_which_results_come_is_a_file_here)
+{
+    char path[128], lines[64] = "";
+    hvt_job_write(&job, "call", "the call");
+    hvt_job_run(&job, "-np 2 --call-dir @ " HERE,
+                "while [ $HVD_RANK = 0 ] && [ ! -s $HVD_ADDRESS/result.1 ]; do sleep 0.01; done; "
+                "echo first >/proc/self/fd/$HVD_RUN_RESULT; sleep 0.05; "
+                "echo second >/proc/self/fd/$HVD_RUN_RESULT");
+    expect_end(0);
+    snprintf(path, sizeof path, "%s/arrivals", job.root);
+    FILE *file = fopen(path, "re");
+    ck_assert_ptr_nonnull(file);
+    ck_assert_uint_eq(fread(lines, 1, sizeof lines - 1, file), 8);
+    fclose(file);
+    ck_assert_str_eq(lines, "1 1\n0 0\n");
+}
+END_TEST
+
 START_TEST(private_hvdds_meet_at_the_first)
 {
     hvt_job_write(&job, "hvdd-script",
@@ -307,6 +326,7 @@ static TCase *make_good_case(void)
     tcase_add_test(tests, where_no_relay_starts_hosts_are_reached_directly);
     tcase_add_test(tests, a_dropped_connection_is_tried_again);
     tcase_add_test(tests, calls_and_what_they_return_are_files_here);
+    tcase_add_test(tests, the_order_in_which_results_come_is_a_file_here);
     tcase_add_test(tests, private_hvdds_meet_at_the_first);
     return tests;
 }
