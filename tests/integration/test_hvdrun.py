@@ -216,9 +216,10 @@ def test_half_a_gigabyte_passes_without_losing_a_byte(launcher):
     assert counted.stdout.split() == ["0", str(10 * 1_000_000 * 48)]
 
 
-def test_a_slow_reader_tears_no_line(launcher):
+@pytest.mark.parametrize("where", [("-np", "3"), ("-H", "localhost:2,127.0.0.1:1")], ids=["one host", "two hosts"])
+def test_a_slow_reader_tears_no_line(launcher, where):
     """Everything is full for longer than an unfinished line is held back."""
-    process = launcher.start("-np", "3", "sh", "-c", "yes 0123456789abcdef | head -c 17000000")
+    process = launcher.start(*where, "sh", "-c", "yes 0123456789abcdef | head -c 17000000")
     time.sleep(0.8)  # not a wait for something: longer than a partial line is held
     lines = process.communicate(timeout=scaled(60))[0].decode().splitlines()
     assert len(lines) == 3_000_000

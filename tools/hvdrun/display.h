@@ -25,6 +25,7 @@ void run_display_say(struct run_display *display, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
 void run_display_poll(struct run_display *display, struct run_polls *polls);
+/* While it is, that which feeds the streams must not be read. */
 bool run_display_is_full(const struct run_display *display);
 /* Nothing waits to be written. */
 bool run_display_is_empty(const struct run_display *display);

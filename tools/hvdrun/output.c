@@ -6,7 +6,9 @@
  * A stream holds back its last, unfinished line until it is complete, until PARTIAL_NS have passed
  * (prompts, dots) or until it is longer than LINE_MAX_BYTES. An unfinished line that was shown is
  * "open" in its sink; when another stream has something to show, a newline closes it first and its
- * continuation gets a prefix of its own.
+ * continuation gets a prefix of its own. A line whose rest is there and has not been read is not
+ * slow. A pipe of the stream's own tells. What is fed came with the bytes of other ranks: its rest
+ * may be behind these as long as they are not read, and CATCH_UP_NS after that.
  *
  * Our stdout is shared with whoever started us, so O_NONBLOCK must not be set on it. A second
  * opening through /proc/self/fd has flags of its own. Where that is impossible (sockets, pipes of
@@ -35,6 +37,7 @@
 #define LINE_MAX_BYTES (1024u * 1024u)
 #define PENDING_MAX    (4u * 1024u * 1024u)
 #define PARTIAL_NS     (200 * HVI_NS_MS)
+#define CATCH_UP_NS    (1 * HVI_NS_SEC) /* for some MiB of other ranks */
 
 /* ---- buffer ---- */
 
@@ -370,13 +373,21 @@ void run_stream_poll(struct run_stream *stream, struct run_polls *polls)
         run_polls_add(polls, stream->fd, POLLIN, read_ready, stream, 0);
 }
 
-/* The rest of the line may be in the pipe already, unread because the sink is full: then it is no slow line. */
-void run_stream_tick(struct run_stream *stream, uint64_t now_ns)
+/* The rest of the line may be there already, unread because the sink is full. */
+static bool has_unread(const struct run_stream *stream, uint64_t now_ns)
 {
     struct pollfd item = {.fd = stream->fd, .events = POLLIN};
+    const uint64_t unread_ns = stream->sink->unread_ns;
+    if (stream->fd >= 0)
+        return poll(&item, 1, 0) > 0;
+    return unread_ns != 0 && now_ns < unread_ns + CATCH_UP_NS;
+}
+
+void run_stream_tick(struct run_stream *stream, uint64_t now_ns)
+{
     if (stream->held_until_ns == 0 || now_ns < stream->held_until_ns)
         return;
-    if (stream->fd >= 0 && poll(&item, 1, 0) > 0)
+    if (has_unread(stream, now_ns))
         stream->held_until_ns = hvi_deadline_after((int64_t)PARTIAL_NS);
     else
         run_stream_show(stream);

@@ -44,9 +44,10 @@ struct run_sink {
     bool owned;       /* fd is ours to close: a second, non-blocking opening of the same file */
     bool nonblocking; /* otherwise: small pieces, and only when poll(2) says so */
     bool regular;
-    bool gone;        /* the reader is gone (EPIPE) */
-    int error;        /* errno of another failed write; what comes after is dropped */
-    uint64_t dropped; /* bytes */
+    bool gone;          /* the reader is gone (EPIPE) */
+    int error;          /* errno of another failed write; what comes after is dropped */
+    uint64_t dropped;   /* bytes */
+    uint64_t unread_ns; /* when that which feeds its streams was last seen left unread; 0: never */
     struct run_buffer pending;
     struct run_stream *open_line;
 };
@@ -91,7 +92,7 @@ void run_stream_read(struct run_stream *stream);
 void run_stream_feed(struct run_stream *stream, const char *bytes, size_t length);
 /* Reads in run_polls_wait, unless the sink is full. */
 void run_stream_poll(struct run_stream *stream, struct run_polls *polls);
-/* Shows an unfinished line that has waited long enough. */
+/* Shows an unfinished line that has waited long enough, unless its rest may wait for us to read it. */
 void run_stream_tick(struct run_stream *stream, uint64_t now_ns);
 /* Shows what is held, whether there is a pipe or not. */
 void run_stream_show(struct run_stream *stream);

@@ -262,6 +262,24 @@ START_TEST(a_line_whose_rest_waits_unread_is_not_torn)
 }
 END_TEST
 
+/* What is fed, as from another host, has no pipe that could be looked into. */
+START_TEST(a_fed_line_is_not_torn_while_nothing_is_read_and_a_second_after)
+{
+    end(0);
+    const uint64_t start_ns = hvi_clock_ns();
+    run_stream_feed(&streams[0], "first half, ", 12);
+    for (int i = 0; i < 9; i++) {
+        sink.unread_ns = start_ns + (uint64_t)i * HVI_NS_SEC;
+        run_stream_tick(&streams[0], sink.unread_ns + HVI_NS_SEC - 1);
+    }
+    print(1, "other\n");
+    run_stream_feed(&streams[0], "second half\n", 12);
+    run_stream_feed(&streams[0], "slow", 4);
+    run_stream_tick(&streams[0], sink.unread_ns + HVI_NS_SEC);
+    expect_sink("[1]<stdout>:other\n[0]<stdout>:first half, second half\n[0]<stdout>:slow");
+}
+END_TEST
+
 START_TEST(an_open_line_is_closed_before_another_stream_speaks)
 {
     print(0, "dots ...");
@@ -434,6 +452,7 @@ int main(void)
     tcase_add_test(tests, an_unfinished_line_is_shown_at_the_end);
     tcase_add_test(tests, an_unfinished_line_is_shown_after_a_while);
     tcase_add_test(tests, a_line_whose_rest_waits_unread_is_not_torn);
+    tcase_add_test(tests, a_fed_line_is_not_torn_while_nothing_is_read_and_a_second_after);
     tcase_add_test(tests, an_open_line_is_closed_before_another_stream_speaks);
     tcase_add_test(tests, hvdruns_own_words_get_a_line_of_their_own);
     tcase_add_test(tests, hvdds_words_get_a_line_of_their_own);
