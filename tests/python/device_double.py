@@ -179,7 +179,7 @@ class Double(_cuda.Cuda):
         self.places[place] = place + size
         memory = (ctypes.c_char * size).from_address(place)
         tensor = torch.frombuffer(memory, dtype=dtype)[:math.prod(shape)].view(shape)
-        return tensor if fill is None else tensor.copy_(torch.as_tensor(fill))
+        return tensor if fill is None else tensor.copy_(torch.as_tensor(fill, device="cpu"))
 
     def holds(self, tensor: Any) -> bool:
         if tensor.layout is not torch.strided:
@@ -213,7 +213,7 @@ class Double(_cuda.Cuda):
         return [(begin, end - begin) for begin, end in self.places.items() if begin not in self.idle]
 
     def pinned(self, shape: Any, dtype: Any) -> Any:
-        return torch.empty(tuple(shape), dtype=dtype)
+        return torch.empty(tuple(shape), dtype=dtype, device="cpu")
 
 
 def install(device: int) -> Double:

@@ -424,3 +424,89 @@ def check_everything():
 @pytest.mark.parametrize("count", [3, *(pytest.param(count, marks=pytest.mark.whole) for count in (1, 2, 4))])
 def test_every_op_agrees_with_numpy(ranks, count):
     ranks(count, check_everything, timeout=300)
+
+
+# ---- where new tensors are made ----
+
+
+def on_host(values, dtype=None):
+    import torch
+    return torch.tensor(values, dtype=dtype, device="cpu")
+
+
+def check_ops_on_the_host(hvd):
+    import torch
+    rank, size = hvd.rank(), hvd.size()
+    mine = torch.full((size, 2), float(rank), device="cpu", requires_grad=True)
+    gathered = hvd.allgather(mine[:rank])
+    assert gathered.tolist() == [[float(member)] * 2 for member in range(size) for _ in range(member)]
+    for splits in ([1] * size, on_host([1] * size, torch.int32)):
+        rows, received = hvd.alltoall(mine, splits)
+        assert rows.tolist() == [[float(member)] * 2 for member in range(size)] and received.tolist() == [1] * size
+    reduced = hvd.allreduce(mine, op=hvd.Sum, compression=hvd.Compression.fp16)
+    (reduced.sum() + gathered.sum() + rows.sum() + hvd.reducescatter(mine, op=hvd.Sum).sum()
+     + hvd.grouped_allgather([mine])[0].sum() + hvd.broadcast(mine, 0).sum()).backward()
+    assert mine.grad.device.type == "cpu" and float(mine.grad.sum()) > 0
+    sparse = torch.sparse_coo_tensor(on_host([[rank]]), on_host([1.0]), (size,), device="cpu")
+    assert hvd.sparse_allreduce_async(sparse, "s", hvd.Sum)().to_dense().tolist() == [1.0] * size
+    layer = hvd.SyncBatchNorm(3).to_empty(device="cpu")
+    layer.reset_parameters()
+    layer(torch.from_numpy(np.arange(3.0 * (rank + 2), dtype="float32").reshape(-1, 3))).sum().backward()
+
+
+def check_optimizers_on_the_host(hvd):
+    import torch
+    from hvd.torch.optimizer import _averaged
+    rank, size = hvd.rank(), hvd.size()
+    with torch.device("cpu"):
+        model = torch.nn.Sequential(torch.nn.Embedding(4, 3, sparse=True), torch.nn.Linear(3, 1))
+    for options in ({}, {"sparse_as_dense": True}, {"groups": 2, "compression": hvd.Compression.bf16}):
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1 * (rank + 1)),
+                                             model.named_parameters(), **options)
+        hvd.broadcast_parameters(model.state_dict(), 0)
+        hvd.broadcast_optimizer_state(optimizer, 0)
+        optimizer.zero_grad()
+        if rank == 0:  # no other rank has gradients
+            model(on_host([0, 1])).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        model(on_host([rank])).sum().backward()
+        optimizer.step()
+        weight = model[1].weight.detach()
+        assert torch.equal(hvd.allreduce(weight, op=hvd.Max), weight)
+        hvd.broadcast_optimizer_state(optimizer, 0)
+    assert float(_averaged(float(rank), hvd.global_process_set)) == (size - 1) / 2
+    received = hvd.broadcast_object({"tensor": on_host([rank])}, 1)
+    assert received["tensor"].tolist() == [1]
+
+
+def check_groups_on_the_host():
+    import torch
+    import torch.distributed as dist
+    import hvd.torch.distributed  # noqa: F401  # pylint: disable=unused-import
+    dist.init_process_group("hvd")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    sparse = torch.sparse_coo_tensor(on_host([[rank]]), on_host([1.0]), (size,), device="cpu")
+    dist.all_reduce(sparse)
+    assert sparse.to_dense().tolist() == [1.0] * size
+    parts = [torch.empty(1, device="cpu") for _ in range(size)]
+    dist.all_gather(parts, on_host([float(rank)]))
+    assert [float(part) for part in parts] == list(range(size))
+    dist.monitored_barrier()
+    dist.destroy_process_group()
+
+
+def check_with_a_default_device():
+    """A tensor on "meta" has no contents, so each one that hvd makes for itself there is noticed."""
+    import torch
+    torch.set_default_device("meta")
+    import hvd.torch as hvd
+    hvd.init()
+    check_ops_on_the_host(hvd)
+    check_optimizers_on_the_host(hvd)
+    hvd.shutdown()
+    check_groups_on_the_host()
+
+
+def test_a_default_device_is_not_where_ops_of_the_host_are_done(ranks):
+    ranks(2, check_with_a_default_device, timeout=120)

@@ -289,12 +289,27 @@ def check_sync_batch_norm(hvd, cuda):
     torch.testing.assert_close(ours(cuda.make(tuple(mine.shape), mine.dtype, mine)), wanted, rtol=1e-5, atol=1e-5)
 
 
+def check_default_device(hvd, cuda):
+    """What is told on the host is told there though a program makes its tensors elsewhere."""
+    import torch
+    rank, size = hvd.rank(), hvd.size()
+    rows = torch.ones(rank, 3)
+    layer = hvd.SyncBatchNorm(3)
+    with torch.device("meta"):
+        assert hvd.allgather(cuda.make((rank, 3), torch.float32, rows)).shape == (size * (size - 1) // 2, 3)
+        for splits in (None, [1] * size):
+            result = hvd.alltoall(cuda.make((size,), torch.int32, rank), splits)
+            assert (result[0] if splits else result).tolist() == list(range(size))
+        layer(cuda.make((2, 3), torch.float32, rank))
+    torch.testing.assert_close(layer.running_mean, torch.full((3,), 0.1 * (size - 1) / 2))
+
+
 def check_everything():
     hvd, cuda = begin()
     from hvd.torch import _framework
     seen = count_ops()
     for check in (check_known_shapes, check_sizes_of_others, check_sets, check_no_call_waits_for_a_device, check_streams,
-                  check_process_group, check_memory_that_is_given_back, check_optimizer, check_errors):
+                  check_default_device, check_process_group, check_memory_that_is_given_back, check_optimizer, check_errors):
         before = len(seen)
         check(hvd, cuda)
         assert len(seen) > before, check

@@ -37,8 +37,8 @@ def _members(process_set: ProcessSet) -> int:
 
 
 def int32_like(splits: Any) -> Any:
-    """What makes the tensor of received splits: int32, where `splits` is if that is a tensor."""
-    device = splits.device if isinstance(splits, torch.Tensor) else None
+    """What makes the tensor of received splits: int32, where `splits` is if that is a tensor, else on the host."""
+    device = splits.device if isinstance(splits, torch.Tensor) else "cpu"
     return lambda rows: torch.tensor(rows, dtype=torch.int32, device=device)
 
 
@@ -92,7 +92,7 @@ def grouped_allreduce(tensors: Sequence[Any], op: int, name: str | None, prescal
 
 def _own_rows(grads: Sequence[Any], rows: Sequence[int], process_set: ProcessSet) -> list[Any]:
     """Of each averaged gradient of a gathered tensor the part of this rank, which gave `rows` of it."""
-    counts = complete(engine.start_allgather(torch.tensor([list(rows)]), None, process_set))
+    counts = complete(engine.start_allgather(torch.tensor([list(rows)], device="cpu"), None, process_set))
     place = process_set.rank()
     starts = counts[:place].sum(0).tolist()
     return [grad.narrow(0, start, count) for grad, start, count in zip(grads, starts, rows)]

@@ -75,7 +75,7 @@ class Bucket:
         is dead when neither the tensor nor a view of it (detach() and numpy() too) is left. None: the bucket cannot tell."""
         memory = memoryview(self._memory)[self._skew + offset:]
         flat = torch.frombuffer(memory, dtype=dtype, count=like.numel())
-        placed = torch.empty(0, dtype=dtype)  # not a view of `flat`: nothing autograd might remember
+        placed = torch.empty(0, dtype=dtype, device="cpu")  # not a view of `flat`: nothing autograd might remember
         return placed.set_(flat.untyped_storage(), 0, like.shape, dense_strides(like)), weakref.ref(memory)
 
     def holds_gradients_of(self, parameter: Any) -> bool:

@@ -53,7 +53,7 @@ class Cuda:
 
     def pinned(self, shape: Sequence[int], dtype: Any) -> Any:
         """A new dense tensor in pinned memory of the host, from and to which copies are asynchronous."""
-        return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
+        return torch.empty(tuple(shape), dtype=dtype, device="cpu", pin_memory=True)
 
     def kept_segments(self) -> list[tuple[int, int]]:
         """Address and bytes of the allocator's segments of which it gives nothing back now: those that hold tensors; of the

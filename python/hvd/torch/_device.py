@@ -219,7 +219,7 @@ class OnDevice(Collectives):
             tensors = [tensor.reshape(1) if tensor.dim() == 0 else tensor for tensor in tensors]
             given = self._described(tensors)
         name = self._named(kind, name, set_id)
-        rows = torch.tensor([[tensor.shape[0] for tensor in tensors]])
+        rows = torch.tensor([[tensor.shape[0] for tensor in tensors]], device="cpu")
         sizes = self._host.start_allgather(rows, f"{name}.rows", process_set, kind)
         ready = _Ready(tensors[0].device)
         results: list[Any] = []
@@ -247,7 +247,8 @@ class OnDevice(Collectives):
         describe = self.framework.describe
         given = describe(tensor)
         name = self._named("alltoall", name, set_id)
-        sent = torch.tensor(splits if splits is not None else [tensor.shape[0] // members] * members).reshape(members, 1)
+        rows = splits if splits is not None else [tensor.shape[0] // members] * members
+        sent = torch.tensor(rows, device="cpu").reshape(members, 1)
         sizes = self._host.start_alltoall(sent, None, f"{name}.rows", lambda came: came, process_set)
         ready = _Ready(tensor.device)
         results: list[Any] = []

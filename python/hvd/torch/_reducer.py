@@ -49,7 +49,7 @@ TOO_MANY_PASSES = ("Gradients were computed more than backward_passes_per_step t
 
 
 def _item_size(dtype: Any) -> int:
-    return torch.empty(0, dtype=dtype).element_size()
+    return torch.empty(0, dtype=dtype, device="cpu").element_size()
 
 
 class Slot:
@@ -107,7 +107,7 @@ class Segment:
 def _empty_sparse(like: Any, sparse_dim: int) -> Any:
     indices = torch.empty((sparse_dim, 0), dtype=torch.int64, device=like.device)
     values = torch.empty((0, *like.shape[sparse_dim:]), dtype=like.dtype, device=like.device)
-    return torch.sparse_coo_tensor(indices, values, like.shape, check_invariants=False)
+    return torch.sparse_coo_tensor(indices, values, like.shape, device=like.device, check_invariants=False)
 
 
 def _numbers_of_devices(slots: Iterable[Slot]) -> dict[Any, int]:
@@ -123,7 +123,7 @@ def _references(slot: Slot) -> int:
 
 def _own_references() -> int:
     slot = Slot(None, "", None, 1)
-    slot.place = torch.empty(0)
+    slot.place = torch.empty(0, device="cpu")
     return _references(slot)
 
 
@@ -136,7 +136,7 @@ def _uses(place: Any) -> int:
     return _uses_of(place.untyped_storage()._cdata)  # pylint: disable=protected-access
 
 
-_OWN_USES = 0 if _uses_of is None else _uses(torch.empty(0))
+_OWN_USES = 0 if _uses_of is None else _uses(torch.empty(0, device="cpu"))
 
 
 class Reducer:
@@ -470,7 +470,7 @@ class Reducer:
             every = collectives.complete(gathered_values)
             return torch.sparse_coo_tensor(collectives.complete(gathered_indices).t(),
                                            every if divisor == 1 else every / divisor, sparse.shape,
-                                           check_invariants=False)
+                                           device=sparse.device, check_invariants=False)
         return finish
 
     def _start_compressed(self, slot: Slot) -> Callable[[], Any]:

@@ -20,7 +20,7 @@ def packed(tensor: Any) -> tuple[Any, Any]:
     """Whole numbers and values of a tensor, each in one dimension, on the host."""
     whole = tensor.detach().coalesce()
     indices, values = whole.indices(), whole.values()
-    head = torch.tensor([indices.shape[1], whole.sparse_dim(), whole.dense_dim(), *whole.shape])
+    head = torch.tensor([indices.shape[1], whole.sparse_dim(), whole.dense_dim(), *whole.shape], device="cpu")
     return torch.cat([head, indices.cpu().reshape(-1)]), values.cpu().contiguous().reshape(-1)
 
 
@@ -38,5 +38,5 @@ def total(numbers: Any, values: Any, members: int, like: Any) -> Any:
         at += sparse * theirs
         count += theirs
     made = torch.sparse_coo_tensor(torch.cat(indices, dim=1), values.view(count, *like.shape[sparse:]), like.shape,
-                                   check_invariants=False)
+                                   device=values.device, check_invariants=False)
     return made.coalesce().to(like.device)

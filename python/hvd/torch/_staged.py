@@ -21,7 +21,7 @@ def room_for(tensor: Any) -> Any:
     """Memory of the host for what the tensor holds."""
     if _cuda.cuda.holds(tensor):
         return _cuda.cuda.pinned(tensor.shape, tensor.dtype)
-    return torch.empty(tensor.shape, dtype=tensor.dtype)
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
 
 
 class Staged(Collectives):

@@ -144,7 +144,7 @@ def _fetched(op: _ops.Op, like: Any) -> Any:
     with op.held():
         where = op.result()
         _, each = _bytes_code(like)
-        result = torch.empty(where.shape[0] // each, dtype=like.dtype)
+        result = torch.empty(where.shape[0] // each, dtype=like.dtype, device="cpu")
         _native.copy_bytes(result.data_ptr(), where.data, result.numel() * result.element_size())
     return result
 
@@ -721,12 +721,12 @@ class _Group:
         """A barrier that names who does not come within `timeout`. Group rank 0 knows them all (`wait_all_ranks`), or
         the first; the others know only that it did not let them go on."""
         limit = max(timeout, _LEAST) if timeout is not None and timeout >= timedelta(0) else timedelta(seconds=self._seconds)
-        token = torch.zeros(1, dtype=torch.uint8)
+        token = torch.zeros(1, dtype=torch.uint8, device="cpu")
         if self._rank != 0:
             self._pass_monitor(token, limit)
             return
         deadline = time.monotonic() + limit.total_seconds()
-        tokens = [torch.empty(1, dtype=torch.uint8) for _ in range(self._size)]
+        tokens = [torch.empty(1, dtype=torch.uint8, device="cpu") for _ in range(self._size)]
         works = [self.recv([tokens[member]], member, _BARRIER_TAG) for member in range(1, self._size)]
         missing = []
         for member, work in enumerate(works, 1):

@@ -157,7 +157,8 @@ def sparse_allreduce_async(tensor: Any, name: str, op: int, process_set: Process
         every_index = synchronize(indices).transpose(0, 1)
         if op == Average:
             every_value = every_value / process_set.size()
-        return torch.sparse_coo_tensor(every_index, every_value, tensor.size(), check_invariants=False)
+        return torch.sparse_coo_tensor(every_index, every_value, tensor.size(), device=tensor.device,
+                                       check_invariants=False)
     return finish
 
 
@@ -230,7 +231,7 @@ def _splits_list(splits: Any) -> list[int] | None:
     if splits is None:
         return None
     if not isinstance(splits, _Tensor):
-        splits = torch.tensor(splits, dtype=torch.int32)
+        splits = torch.tensor(splits, dtype=torch.int32, device="cpu")
     if splits.dim() != 1:
         raise ValueError("alltoall expects a 1D splits tensor")
     if splits.numel() == 0:

@@ -210,7 +210,7 @@ class _DistributedOptimizer(_Common):
 def _averaged(loss: Any, process_set: ProcessSet) -> Any:
     if not process_set.included() or process_set.size() == 1:
         return loss
-    mean = torch.as_tensor(loss, dtype=torch.float64).detach().cpu().reshape(()).clone()
+    mean = torch.as_tensor(loss, dtype=torch.float64, device="cpu").detach().reshape(()).clone()
     return collectives.complete(engine.start_allreduce(mean, mean, Average, "optimizer.loss", 1.0, 1.0, process_set))
 
 

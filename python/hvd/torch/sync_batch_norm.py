@@ -48,7 +48,8 @@ def _gathered_statistics(tensor: Any, name: str) -> tuple[Any, Any, float]:
         variance, mean = torch.var_mean(_wide(tensor), others, unbiased=False)
         own[0, 0], own[0, 1:channels + 1], own[0, channels + 1:] = count, mean, variance
     # A number that the host has to know is gathered there: to ask the device for it would be to wait for the device.
-    told = None if framework.on_host(tensor) else engine.start_allgather(torch.tensor([count]), name + ".count", global_process_set)
+    told = None if framework.on_host(tensor) else engine.start_allgather(torch.tensor([count], device="cpu"), name + ".count",
+                                                                         global_process_set)
     every = _autograd.allgather(own, name + ".statistics", global_process_set)
     counts, means, variances = every[:, :1], every[:, 1:channels + 1], every[:, channels + 1:]
     total = float((counts if told is None else complete(told)).sum())
