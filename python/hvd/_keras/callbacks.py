@@ -5,6 +5,8 @@ They also work in the fit() of another Keras than that; `ForAnyKeras` has what t
 """
 from __future__ import annotations
 
+import re
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -72,9 +74,19 @@ class BroadcastGlobalVariables(ForAnyKeras):
                                              if self._framework.key(variable) not in local], self.root_rank, self.device)
 
 
+def _counted(name: str) -> tuple[str, int]:
+    """A metric's name without the counter that Keras appends (auc_1), and the counter: a rank that made a metric more than
+    the others counts further, from auc_9 to auc_10 too."""
+    found = re.fullmatch(r"(.*)_(\d+)", name, re.DOTALL)
+    return (found[1], int(found[2])) if found else (name, 0)
+
+
 class MetricAverage(ForAnyKeras):
     """Averages the metrics of an epoch over the ranks, at its end, so that what comes after it in the list of callbacks
-    (ReduceLROnPlateau, EarlyStopping, ModelCheckpoint, TensorBoard, and always the history) sees the same everywhere."""
+    (ReduceLROnPlateau, EarlyStopping, ModelCheckpoint, TensorBoard, and always the history) sees the same everywhere.
+
+    Ranks have the same metrics; the counters that Keras appends to names (auc, auc_1) may differ. HorovodInternalError: their
+    metrics are not equally many; ValueError: they have other names."""
 
     def __init__(self, device: str = "") -> None:
         super().__init__()
@@ -82,12 +94,18 @@ class MetricAverage(ForAnyKeras):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Puts averages in place of `logs`' values."""
-        names = sorted(logs or {})
+        names = sorted(logs or {}, key=_counted)
         arrays = [np.asarray(logs[name], dtype=np.float64) for name in names]
         if not arrays:
             return
-        together = np.concatenate([array.reshape(-1) for array in arrays])
-        mean = hvd_numpy.allreduce(together, name="MetricAverageCallback." + ",".join(names)[:200])
+        # The op's name says nothing of the metrics: ranks whose metrics differ meet in it and fail, instead of waiting. Where
+        # as many have other names, the average of `which` is not this rank's.
+        which = float(zlib.crc32(",".join(_counted(name)[0] for name in names).encode()))
+        together = np.concatenate([[which], *(array.reshape(-1) for array in arrays)])
+        mean = hvd_numpy.allreduce(together, name="MetricAverageCallback")
+        if mean[0] != which:
+            raise ValueError(f"MetricAverageCallback: ranks have different metrics; this rank has {', '.join(names)}")
+        mean = mean[1:]
         for name, array in zip(names, arrays):
             part, mean = mean[:array.size], mean[array.size:]
             logs[name] = float(part[0]) if array.ndim == 0 else part.reshape(array.shape)

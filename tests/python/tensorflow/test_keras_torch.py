@@ -75,6 +75,7 @@ def check_everything():
     check_loss_scaling(keras, hvd)
     check_local_layers(keras, hvd)
     check_callbacks(keras, hvd)
+    check_metrics_whose_names_count_differently(keras, hvd)
     check_files(keras, hvd)
     check_values(hvd)
 
@@ -113,6 +114,31 @@ def check_callbacks(keras, hvd):
     state = hvd.elastic.KerasState(model, epoch=hvd.rank())
     state.sync()
     assert state.epoch == 0
+
+
+def check_metrics_whose_names_count_differently(keras, hvd):
+    """Two models and two callbacks, and rank 0 has made nine metrics before: its third and fourth are auc_10 and auc_11."""
+    keras.utils.clear_session()
+    for _ in range(9 * (hvd.rank() == 0)):
+        keras.metrics.AUC()
+    for _ in range(2):
+        callback, model = hvd.callbacks.MetricAverageCallback(), make_model(keras)
+        model.compile(optimizer="sgd", loss="mse", metrics=[keras.metrics.AUC(), keras.metrics.AUC(curve="PR")])
+        x, y = share(X, hvd.rank()), share(Y > 0, hvd.rank())
+        history = model.fit(x, y, batch_size=4, epochs=2, verbose=0, callbacks=[
+            callback, hvd.callbacks.MetricAverageCallback()]).history
+        names = [metric.name for metric in model.metrics[1].metrics]
+        values = np.array([history[name] for name in ("loss", *names)])
+        everyone = hvd.allgather(values[None]).numpy()
+        np.testing.assert_array_equal(everyone[0], everyone[1])
+        assert len(set(hvd.allgather(np.array([len(name) for name in names])).tolist())) > 1
+    logs = {"auc_9": 1.0, "auc_10": 2.0} if hvd.rank() else {"auc": 1.0, "auc_1": 2.0}
+    callback.on_epoch_end(0, logs)
+    assert list(logs.values()) == [1.0, 2.0]
+    with pytest.raises(RuntimeError, match="shape"):
+        callback.on_epoch_end(0, {"loss": 1.0, "mae": 1.0} if hvd.rank() else {"loss": 1.0})
+    with pytest.raises(ValueError, match="different metrics"):
+        callback.on_epoch_end(0, {"mae": 1.0} if hvd.rank() else {"mse": 1.0})
 
 
 def check_files(keras, hvd):
