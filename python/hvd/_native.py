@@ -7,6 +7,7 @@ to a small op does the arithmetic for all inside its call. What only reads a few
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import shutil
 import struct
@@ -57,10 +58,12 @@ _PACKERS = [struct.Struct(f"@Pii{ndim}q{8 * (DIMS_MAX - ndim)}x").pack for ndim 
 
 
 def describe(address: int, dtype: int, shape: Sequence[int]) -> bytes:
-    """A struct hvd_tensor for the library's tensor arguments. ValueError: too many dimensions."""
+    """A struct hvd_tensor for the library's tensor arguments. Dimensions beyond DIMS_MAX become one, so ranks that differ only
+    in how these divide it are not told that they do."""
     ndim = len(shape)
     if ndim > DIMS_MAX:
-        raise ValueError(f"a tensor has at most {DIMS_MAX} dimensions, this one has {ndim}")
+        shape = (*shape[:DIMS_MAX - 1], math.prod(shape[DIMS_MAX - 1:]))
+        ndim = DIMS_MAX
     return _PACKERS[ndim](address, dtype, ndim, *shape)
 
 

@@ -214,9 +214,11 @@ class Collectives:
     # ---- results whose shape the engine tells ----
 
     def _fetch(self, op: _ops.Op, like: Any) -> Any:
-        """The result of an op from the library's memory, in a tensor of the framework."""
+        """The result of an op from the library's memory, in a tensor of the framework. All but its rows is of the shape of `like`,
+        which may have more dimensions than the library knows."""
         where = op.result()
-        result = self.framework.empty(where.shape, like)
+        shape = where.shape if len(like.shape) <= _native.DIMS_MAX else (where.shape[0], *like.shape[1:])
+        result = self.framework.empty(shape, like)
         _native.copy_bytes(self.framework.address(result), where.data, _bytes_of(where))
         op.release()
         return result

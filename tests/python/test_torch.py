@@ -87,7 +87,8 @@ def check_reductions(hvd, members, process_set):
 
 def check_shapes(hvd, members, process_set):
     import torch
-    for shape in ((), (1,), (0,), (0, 3), (2, 0, 2), (1, 2, 1, 2, 1, 2, 1, 2), (70_001,)):
+    for shape in ((), (1,), (0,), (0, 3), (2, 0, 2), (1, 2, 1, 2, 1, 2, 1, 2), (70_001,), (1, 2, 1, 2, 1, 2, 1, 2, 3),
+                  (2,) * 10):
         mine = given(hvd.rank(), shape, torch.float32)
         expected = reduced(hvd, hvd.Sum, [plain(given(rank, shape, torch.float32)) for rank in members], mine.dtype)
         for _ in range(3):  # the first of a name takes another way than the next
@@ -95,8 +96,26 @@ def check_shapes(hvd, members, process_set):
                         mine.dtype)
         assert_same(hvd.broadcast(mine, members[-1], process_set=process_set),
                     plain(given(members[-1], shape, torch.float32)), mine.dtype)
-    with pytest.raises(ValueError, match="at most 8 dimensions"):
-        hvd.allreduce(torch.ones([1] * 9), process_set=process_set)
+    check_more_dimensions_than_the_library_has(hvd, members, process_set)
+
+
+def check_more_dimensions_than_the_library_has(hvd, members, process_set):
+    import torch
+    rest, count, place = (1, 2, 1, 1, 2, 1, 1, 3, 2), len(members), members.index(hvd.rank())
+    mine = given(hvd.rank(), (2 * count, *rest), torch.float32)
+    every = [plain(given(rank, (2 * count, *rest), torch.float32)) for rank in members]
+    total, how = sum(every), {"process_set": process_set}
+    for result in (hvd.allreduce_(mine.clone(), op=hvd.Sum, **how), *hvd.grouped_allreduce([mine], op=hvd.Sum, **how)):
+        assert_same(result, total, mine.dtype)
+    assert_same(hvd.broadcast_(mine.clone(), members[-1], **how), every[-1], mine.dtype)
+    for result in (hvd.allgather(mine[:place], **how), *hvd.grouped_allgather([mine[:place]], **how)):
+        assert_same(result, np.concatenate([rows[:at] for at, rows in enumerate(every)]), mine.dtype)
+    for result in (hvd.reducescatter(mine, op=hvd.Sum, **how), *hvd.grouped_reducescatter([mine], op=hvd.Sum, **how)):
+        assert_same(result, np.array_split(total, count)[place], mine.dtype)
+    assert_same(hvd.alltoall(mine, **how), np.concatenate([rows[2 * place:2 * place + 2] for rows in every]), mine.dtype)
+    if count > 1:
+        with pytest.raises(hvd.HorovodInternalError, match="shape"):
+            hvd.allreduce(torch.ones(*rest[:-1], 2 + (place == 0)), name="other", **how)
 
 
 def check_scales(hvd, members, process_set):

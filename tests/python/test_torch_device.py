@@ -54,6 +54,10 @@ def check_known_shapes(hvd, cuda):
     for share in (hvd.reducescatter(rows, op=hvd.Average), *hvd.grouped_reducescatter([rows], op=hvd.Average)):
         begin_at = 2 * rank + min(rank, 1)
         assert cuda.holds(share) and torch.equal(share, torch.Tensor.clone(rows[begin_at:begin_at + 2 + (rank == 0)]))
+    deep = cuda.make((size, *[1] * 8, 2), torch.float32, 1.0)  # more dimensions than the library has
+    assert (hvd.allreduce(deep, op=hvd.Sum) == size).all()
+    assert hvd.allgather(deep).shape == (size * size, *deep.shape[1:]) and hvd.alltoall(deep).shape == deep.shape
+    assert hvd.reducescatter(deep, op=hvd.Sum).shape == (1, *deep.shape[1:])
 
 
 def check_sizes_of_others(hvd, cuda):

@@ -268,8 +268,6 @@ class Reducer:
         shape: tuple[int, ...] = (extent // _item_size(dtype),)
         if len(segment.slots) == 1:
             shape = _buckets.dense_shape(segment.slots[0].parameter) + ((2,) if factor == 2 else ())
-            if len(shape) > _native.DIMS_MAX:
-                shape = (first.numel() * factor,)
         return _native.describe(address, CODES[dtype], shape)
 
     def _wire_type(self, given: Any) -> Any:
