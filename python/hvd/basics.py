@@ -15,6 +15,7 @@ from typing import Any
 from hvd import _native, _session, process_sets as _sets
 from hvd._native import lib
 from hvd.exceptions import HorovodInternalError
+from hvd.objects import allgather_object
 from hvd.process_sets import ProcessSet
 
 #: Reduce ops, with the library's and Horovod's numbers.
@@ -35,7 +36,8 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet | Sequence[int]] | 
 
     comm: None; a list of global ranks, which then are a job of their own (this rank must be in it); an mpi4py
         communicator; or a list of communicators, the first for the job, the others for process sets.
-    process_sets: sets to add at once, the same on every rank; or "dynamic".
+    process_sets: sets to add at once, the same on every rank; or "dynamic". Sets that are given as communicators may differ:
+        each rank gives those that it is in, and all are added on all ranks.
     Raises ValueError("Horovod initialization failed. ...") when it cannot attach, or when ranks gave different sets."""
     sets: Sequence[Any] = ()
     if isinstance(process_sets, str):
@@ -75,7 +77,7 @@ def _hint(why: str) -> str:
 def _add_static_sets(sets: Sequence[Any]) -> None:
     _sets.dynamic_allowed = _is_set("DYNAMIC_PROCESS_SETS")
     try:
-        _sets.set_up(sets)
+        _sets.set_up(sets, allgather_object)
     except HorovodInternalError as error:
         shutdown()
         raise ValueError(f"Horovod initialization failed. {error}") from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hvd import _native, _ops, _session
@@ -16,15 +16,15 @@ def _is_mpi_comm(value: Any) -> bool:
 
 
 def ranks_of_comm(comm: Any) -> list[int]:
-    """The global ranks behind an mpi4py communicator. Collective over that communicator."""
-    return sorted(comm.allgather(_session.current().rank))
+    """The global ranks behind an mpi4py communicator; none behind MPI.COMM_NULL. Collective over that communicator."""
+    return sorted(comm.allgather(_session.current().rank)) if comm else []
 
 
 class ProcessSet:
     """Ranks of the job that do collectives among themselves.
 
     Made by `init(process_sets=[...])` or `add_process_set`; before that `process_set_id` is None. `ranks`: global
-    ranks, ascending. An mpi4py communicator may stand for them."""
+    ranks, ascending. An mpi4py communicator may stand for them. Before init() its ranks are not known, and `ranks` is None."""
 
     process_set_id: int | None = None
     ranks: list[int] | None = None
@@ -33,8 +33,9 @@ class ProcessSet:
     def __init__(self, ranks_or_comm: Sequence[int] | Any) -> None:
         if _is_mpi_comm(ranks_or_comm):
             self.mpi_comm = ranks_or_comm
-            ranks_or_comm = ranks_of_comm(ranks_or_comm)
-        self.ranks = sorted(int(rank) for rank in ranks_or_comm)
+            self.ranks = ranks_of_comm(ranks_or_comm) if _session.is_open() else None
+        else:
+            self.ranks = sorted(int(rank) for rank in ranks_or_comm)
 
     def _invalidate(self) -> None:
         self.process_set_id = None
@@ -116,11 +117,14 @@ def _land(process_set: ProcessSet, op: _ops.Op) -> None:
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     """Adds a set and returns it. Every rank of the job, member or not, must add the same sets in the same order; blocks
-    until all have. ValueError: a duplicate set or rank, an unknown rank."""
+    until all have. Communicators that differ between ranks are for init() only; give lists of ranks here. ValueError: a
+    duplicate set or rank, an unknown rank."""
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)
     if process_set.process_set_id is not None:
         raise ValueError(f"Attempted to add a duplicate process set: {process_set} is registered already")
+    if process_set.ranks is None:
+        process_set.ranks = ranks_of_comm(process_set.mpi_comm)
     _land(process_set, _start(process_set.ranks or []))
     return process_set
 
@@ -160,20 +164,34 @@ def get_process_set_ids_and_ranks() -> dict[int, list[int]]:
     return found
 
 
-def set_up(process_sets: Sequence[ProcessSet | Sequence[int]]) -> None:
-    """After the session was opened: the global set, and the static ones, all at once."""
+def set_up(process_sets: Sequence[ProcessSet | Sequence[int] | Any], gather: Callable[..., list[Any]]) -> None:
+    """After the session was opened: the global set, and the static ones, all at once. `gather`: allgather_object()."""
     session = _session.current()
     global_process_set.process_set_id = 0
     global_process_set.ranks = list(range(session.size))
     wanted = [given if isinstance(given, ProcessSet) else ProcessSet(given) for given in process_sets]
-    if wanted:  # A rank whose sets are refused leaves. All have come by then, so that their next init() meets them all.
-        _ops.run(lib.hvd_barrier_async, None, None, None)
+    if not wanted:
+        return
+    every = _in_one_order(wanted, gather)
     for at, process_set in enumerate(wanted):
         if process_set.ranks in [before.ranks for before in wanted[:at]] + [global_process_set.ranks]:
             raise ValueError(f"A process set was given twice: number {at} of process_sets, {process_set}")
-    started = [(process_set, _start(process_set.ranks or [])) for process_set in wanted]
+    started = [(process_set, _start(process_set.ranks or [])) for process_set in every]
     for process_set, op in started:
         _land(process_set, op)
+
+
+def _in_one_order(wanted: Sequence[ProcessSet], gather: Callable[..., list[Any]]) -> list[ProcessSet]:
+    """The sets that every rank adds, in the same order: those given as ranks, which are the same everywhere; then those of the
+    communicators of all ranks, by their ranks. Finds out the ranks of this rank's communicators."""
+    own: dict[tuple[int, ...], ProcessSet] = {}
+    for process_set in wanted:
+        if process_set.mpi_comm is not None:
+            process_set.ranks = ranks_of_comm(process_set.mpi_comm)
+            own[tuple(process_set.ranks)] = process_set
+    # A rank whose sets are refused leaves. All have come by then, so that their next init() meets them all.
+    found = sorted({ranks for theirs in gather(list(own), "process_sets") for ranks in theirs if ranks})
+    return [*(given for given in wanted if given.mpi_comm is None), *(own.get(ranks) or ProcessSet(ranks) for ranks in found)]
 
 
 def tear_down() -> None:

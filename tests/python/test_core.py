@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """init, identity, process sets, objects, ends: what needs no framework."""
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import time
 import pytest
 
 from conftest import clean_environment
-from hvt import Daemon, check_prompt, new_keys
+from hvt import Daemon, check_prompt, new_keys, wait_until
 
 
 def check_identity_and_sets():
@@ -83,6 +84,66 @@ def check_refused_sets():
 
 def test_ranks_meet_again_after_sets_that_init_has_refused(ranks):
     ranks(3, check_refused_sets)
+
+
+class Communicator:
+    """What is asked of an mpi4py communicator. Its ranks write to files; without ranks it is MPI.COMM_NULL."""
+
+    def __init__(self, folder, ranks):
+        self.folder, self.ranks, self.calls = folder, ranks, 0
+
+    def __bool__(self):
+        return bool(self.ranks)
+
+    def Get_rank(self):
+        return self.ranks.index(int(os.environ["HVD_RANK"]))
+
+    def Get_size(self):
+        return len(self.ranks)
+
+    def allgather(self, value):
+        self.calls += 1
+        files = [self.folder / f"{self.ranks}.{self.calls}.{place}" for place in range(len(self.ranks))]
+        written = self.folder / f"{os.getpid()}.new"
+        written.write_bytes(pickle.dumps(value))
+        written.rename(files[self.Get_rank()])
+        return [pickle.loads(wait_until(lambda file=file: file.exists() and file.read_bytes(), "a rank", 20)) for file in files]
+
+    def bcast(self, value, root):
+        return self.allgather(value)[root]
+
+
+def check_communicators(folder):
+    import hvd.numpy as hvd
+    from hvd import process_sets
+    me = int(os.environ["HVD_RANK"])
+    world = Communicator(folder, [0, 1, 2, 3])
+    half = hvd.ProcessSet(Communicator(folder, [1, 3] if me % 2 else [0, 2]))
+    first = hvd.ProcessSet(Communicator(folder, [0, 1] if me < 2 else []))
+    assert half.ranks is None and half.included() is None and half.size() is None
+    for _ in range(2):
+        hvd.init(world, process_sets=[half, first, [0, 3]])
+        assert process_sets.get_process_set_ids_and_ranks() == {0: [0, 1, 2, 3], 1: [0, 3], 2: [0, 1], 3: [0, 2], 4: [1, 3]}
+        assert (half.process_set_id, half.ranks, half.rank()) == ((4, [1, 3], me // 2) if me % 2 else (3, [0, 2], me // 2))
+        assert hvd.allreduce(me, op=hvd.Sum, process_set=half) == sum(half.ranks)
+        assert first.included() == (me < 2) and (first.process_set_id == 2) == (me < 2)
+        assert str(process_sets.of_id(2).ranks) == "[0, 1]"
+        hvd.barrier()
+        hvd.shutdown()
+    hvd.init(comm=[world, half.mpi_comm])
+    assert process_sets.get_process_set_ids_and_ranks() == {0: [0, 1, 2, 3], 1: [0, 2], 2: [1, 3]}
+    whole = Communicator(folder / "more", [0, 1, 2, 3])
+    with pytest.raises(ValueError, match="duplicate"):
+        hvd.add_process_set(whole)
+    hvd.barrier()
+    hvd.shutdown()
+    with pytest.raises(ValueError, match="given twice"):
+        hvd.init(world, process_sets=[whole])
+
+
+def test_communicators_stand_for_process_sets_before_init(ranks):
+    (ranks.folder / "files" / "more").mkdir(parents=True)
+    ranks(4, check_communicators, ranks.folder / "files")
 
 
 def check_objects():
