@@ -170,8 +170,10 @@ int client_device_announce(struct client_device *device, const char *what);
 int client_fence_take(struct client_device *device, const char *what, struct client_fence *fence_p);
 /* The op is over; `retire`: a worker may still write to its cell. Needs the lock. Clears .cell. */
 void client_fence_put(struct client_device *device, struct client_fence *fence, bool retire);
+/* client_fence_ready has failed: its turn will never come, and is the next op's. Needs the lock. Clears .cell. */
+void client_fence_take_back(struct client_device *device, struct client_fence *fence);
 /* From now on, or in this stream after what it has now, the operands may be used. HVD_ERR_UNSUPPORTED while the stream is captured,
- * HVD_ERR_INVALID for one of another device, with the last error set. */
+ * HVD_ERR_INVALID for one of another device, with the last error set; then the stream has got nothing. */
 int client_fence_ready(struct client_device *device, const struct client_fence *fence, int ordinal,
                        void *stream, const char *what);
 /* The stream waits until the op is over. Errors as above. */

@@ -2,7 +2,8 @@
  * Fences of a session's ops (shm/fence.h).
  *
  *   free ──take──► of an op: turn + 1 ──put──► free, used again once .ready has come to the turn
- *                                       └─retire──► never used again
+ *                                       ├─retire──► never used again
+ *                                       └─take_back──► free, with the turn before: no stream writes this one
  *
  * A stream writes its turn late. Were the cell used again before, the late write would lower the word of
  * the next op. So a cell waits in the ring of free ones until the CPU sees its turn, and one that a worker
@@ -162,6 +163,12 @@ void client_fence_put(struct client_device *device, struct client_fence *fence, 
     else
         push(device, fence->cell);
     fence->cell = 0;
+}
+
+void client_fence_take_back(struct client_device *device, struct client_fence *fence)
+{
+    device->turns[fence->cell]--;
+    client_fence_put(device, fence, false);
 }
 
 /* ---- streams ---- */

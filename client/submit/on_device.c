@@ -5,7 +5,8 @@
  *   -> .ready is enqueued in the stream, or stored -> the caller publishes the submission
  *
  * .ready comes before the submission, so a worker never waits for a stream that has not been told to
- * write. When the submission fails after that, the turn of the cell is lost and nothing else.
+ * write. When the submission fails after that, the turn of the cell is lost and nothing else. When the stream
+ * refuses to write, the turn is taken back.
  * All tensors of an op lie on one device, or none does: one on the host would have to be copied in an
  * order that only the stream knows. */
 #include "client/submit/on_device.h"
@@ -177,6 +178,8 @@ static int fence(struct hvd_session *session, struct client_request *request, in
     pthread_mutex_unlock(&session->link.mutex);
     rc = client_fence_ready(device, &op->fence, ordinal, request->stream, label);
     pthread_mutex_lock(&session->link.mutex);
+    if (rc != HVD_OK)
+        client_fence_take_back(device, &op->fence);
     return rc;
 }
 

@@ -692,14 +692,19 @@ START_TEST(closing_releases_the_streams)
 }
 END_TEST
 
+static void capture(hvi_cu_stream captured)
+{
+    int (*begin)(hvi_cu_stream, int);
+    void *symbol = dlsym(cuda.library, "cuStreamBeginCapture_v2");
+    memcpy(&begin, &symbol, sizeof(begin));
+    ck_assert_int_eq(begin(captured, 2), 0);
+}
+
 START_TEST(a_captured_stream_is_refused)
 {
     float *memory = alloc(BYTES);
     struct hvd_op *op = NULL;
-    int (*begin)(hvi_cu_stream, int);
-    void *symbol = dlsym(cuda.library, "cuStreamBeginCapture_v2");
-    memcpy(&begin, &symbol, sizeof(begin));
-    ck_assert_int_eq(begin(stream, 2), 0);
+    capture(stream);
     ck_assert_int_eq(submit_on(memory, memory, COUNT, stream, &op), HVD_ERR_UNSUPPORTED);
     ck_assert_ptr_nonnull(strstr(hvd_last_error(), "captured into a CUDA graph"));
     ck_assert(hvt_fake_is_idle(engine));
@@ -723,6 +728,26 @@ START_TEST(a_stream_of_another_device_is_refused)
     ck_assert_int_eq(cuda.context_get(&now), 0);
     ck_assert_ptr_eq(now, other); /* the thread's context is its own again */
     ck_assert_int_eq(cuda.context_set(before), 0);
+}
+END_TEST
+
+START_TEST(a_submission_that_its_stream_refuses_costs_no_cell)
+{
+    float *memory = alloc(BYTES);
+    struct hvd_op *op = NULL;
+    hvi_cu_stream captured;
+    ck_assert_int_eq(cuda.stream_create(&captured, HVI_CU_STREAM_NON_BLOCKING), 0);
+    struct hvi_submission first = submit(memory, memory, stream, &op);
+    ck_assert(becomes_ready(&first));
+    finish(op, &first, HVD_OK);
+    capture(captured);
+    for (uint32_t i = 0; i < HVI_FENCE_CELLS + 1; i++)
+        ck_assert_int_eq(submit_on(memory, memory, COUNT, captured, &op), HVD_ERR_UNSUPPORTED);
+    struct hvi_submission next = submit(memory, memory, stream, &op);
+    ck_assert_uint_eq(next.fence_cell, first.fence_cell);
+    ck_assert_uint_eq(next.fence_turn, first.fence_turn + 1);
+    ck_assert(becomes_ready(&next));
+    finish(op, &next, HVD_OK);
 }
 END_TEST
 
@@ -1181,6 +1206,7 @@ int main(void)
         tcase, after_a_dead_engine_a_later_call_releases_the_streams_if_none_else_has, 0, 2);
     tcase_add_test(tcase, closing_releases_the_streams);
     tcase_add_test(tcase, a_captured_stream_is_refused);
+    tcase_add_test(tcase, a_submission_that_its_stream_refuses_costs_no_cell);
     tcase_add_test(tcase, a_stream_of_another_device_is_refused);
     tcase_add_test(tcase, a_thread_without_a_context_may_submit);
     tcase_add_test(tcase, memory_of_host_and_device_in_one_op_is_refused);
