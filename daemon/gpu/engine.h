@@ -10,7 +10,7 @@
  *
  * leaving: what its sessions' streams wait for will not come. The .ready words of its pages are poisoned, again and again until
  * its batches are over: they run dry. Only then their .done words are: until then a batch may write what they speak of.
- * guard.c ends this process where that takes too long. */
+ * guard.c ends this process where that takes too long, and the engine or hvdd stores .done after that end. */
 #ifndef HVD_GPU_ENGINE_H
 #define HVD_GPU_ENGINE_H
 
@@ -37,6 +37,7 @@ struct gpu_engine {
     uint32_t asks, joins,
         aborts; /* of communicators, that are not back; joins, aborts among them */
     bool is_waiting, is_leaving, is_drained;
+    bool is_unknown;      /* to hvdd, which has come after its end */
     uint64_t deadline_ns; /* leaving, or what is aborted: it is over by then; 0: none */
     const char *late;     /* what is not over then */
 };

@@ -3,7 +3,8 @@
  * poison of pages whose batches are not over.
  *
  * What does not end ends this process, with the reason: the driver and NCCL know no other way out of a call, and a stream
- * cannot be taken back.
+ * cannot be taken back. Kernels and NCCL may write until the driver has torn the context down, so .done words of batches that are
+ * not over are left to those that see the end of this process: the engine, and hvdd for an engine that is over.
  *
  * While this process stands still, calls do not get further either. So that time counts for none of them: hvdd judges it, by
  * gpu-silence. */
@@ -22,6 +23,12 @@
 #define STOOD_NS   (500 * HVI_NS_MS) /* a tick that late: the main thread waits for nothing else */
 #define PARTS_TICK 4u                /* of the longest call: how late it may be seen */
 
+/* Its engine is over, and no hvdd has its pages: after the end of this process no other one would release its streams. */
+static bool is_alone(const struct gpu_engine *engine)
+{
+    return engine->is_leaving && (engine->worker->link_fd < 0 || engine->is_unknown);
+}
+
 void gpu_guard_fail(struct gpu_worker *worker, const char *text)
 {
     struct gpu_engine *engine;
@@ -29,7 +36,8 @@ void gpu_guard_fail(struct gpu_worker *worker, const char *text)
     HVI_LOG(HVI_LOG_ERROR, "guard", "failed", text, "job=%s", worker->start.job);
     DL_FOREACH(worker->engines, engine)
     {
-        engine->is_leaving = engine->is_drained = true; /* its batches end with this process */
+        engine->is_drained = engine->is_drained || is_alone(engine);
+        engine->is_leaving = true;
         gpu_memory_skip(engine);
         (void)gpu_memory_poison(engine);
     }

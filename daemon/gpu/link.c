@@ -242,6 +242,7 @@ static int say_return(struct gpu_worker *worker)
     said->engines = pids;
     DL_FOREACH(worker->engines, engine)
     {
+        engine->is_unknown = engine->is_leaving;
         if (!engine->is_leaving && said->engine_count < ENGINES_MAX)
             pids[said->engine_count++] = (int32_t)engine->pid;
     }

@@ -232,10 +232,10 @@ END_TEST
 static char folder[32], attach_path[64];
 static int listener;
 
-/* A worker with an engine, whose hvdd goes, and the socket of the next one. */
-static void lose_hvdd(void)
+/* A worker with an engine, which will look for the next hvdd at attach_path. */
+static void start_anew(uint64_t comm_ns)
 {
-    const struct hvt_worker_wish wish = {.attach_path = attach_path};
+    const struct hvt_worker_wish wish = {.attach_path = attach_path, .comm_ns = comm_ns};
 
     hvt_worker_expect_state(&worker, HVI_GPU_UP);
     hvt_worker_stop(&worker);
@@ -244,14 +244,25 @@ static void lose_hvdd(void)
     snprintf(attach_path, sizeof(attach_path), "%s/attach.sock", folder);
     hvt_worker_start(&worker, 0, &wish);
     link_engine();
+}
+
+static void hang_up(void)
+{
     ck_assert_int_eq(shutdown(worker.link_fd, SHUT_RDWR), 0);
     close(worker.link_fd);
     worker.link_fd = -1;
+}
+
+/* The worker's hvdd goes, and there is the socket of the next one. */
+static void lose_hvdd(void)
+{
+    start_anew(0);
+    hang_up();
     listener = hvt_listen(folder, "attach.sock", SOCK_SEQPACKET);
 }
 
-/* It knocks, and says who it is. */
-static void expect_return(void)
+/* It knocks, and says who it is, and which engines it has: the test alone, or none. */
+static void expect_return_with(uint32_t engines)
 {
     struct hvi_packet_msg msg;
 
@@ -267,9 +278,15 @@ static void expect_return(void)
     ck_assert_uint_eq(msg.gpu_return.uid, 1000);
     ck_assert_uint_eq(msg.gpu_return.instance, worker.instance);
     ck_assert_str_eq(msg.gpu_return.row.uuid, HVT_GPU_0);
-    ck_assert_uint_eq(msg.gpu_return.engine_count, 1);
-    ck_assert_int_eq(msg.gpu_return.engines[0], getpid());
+    ck_assert_uint_eq(msg.gpu_return.engine_count, engines);
+    if (engines > 0)
+        ck_assert_int_eq(msg.gpu_return.engines[0], getpid());
     hvi_packet_msg_free(&msg);
+}
+
+static void expect_return(void)
+{
+    expect_return_with(1);
 }
 
 static void end_listener(void)
@@ -354,6 +371,32 @@ START_TEST(a_hvdd_that_cannot_take_it_now_is_asked_again)
     hvt_worker_hear(&worker, worker.link_fd);
     ck_assert_uint_eq(worker.msg.beat.number, 7);
     end_listener();
+}
+END_TEST
+
+/* Its batches may write until it has ended. 0: the engine lives. 1: hvdd does, and has the page. 2: none of them does. 3: hvdd has
+ * come after the engine's end, and has no page. */
+START_TEST(one_that_fails_leaves_done_words_to_a_process_that_sees_its_end)
+{
+    const bool is_alone = _i >= 2;
+
+    setenv("FAKEGPU_FAULT", "hvdd-gpu/nccl-join-hang", 1);
+    start_anew(HVI_NS_SEC);
+    hvt_engine_ask_join(&worker, 2);
+    if (_i >= 1)
+        hvt_engine_close(&worker);
+    if (is_alone)
+        hang_up();
+    if (_i == 3) {
+        listener = hvt_listen(folder, "attach.sock", SOCK_SEQPACKET);
+        expect_return_with(0);
+    }
+    ck_assert_int_eq(hvt_worker_end(&worker), 1);
+    ck_assert(hvi_fence_is_ready(&page, HVI_FENCE_CELLS - 1, HVI_FENCE_TURNS - 1));
+    ck_assert_uint_eq(atomic_load(&page.cells[1].skip), HVI_FENCE_POISON);
+    ck_assert_uint_eq(done_word(), is_alone ? HVI_FENCE_POISON : 0);
+    unlink(attach_path);
+    rmdir(folder);
 }
 END_TEST
 
@@ -457,6 +500,8 @@ int main(void)
     tcase_add_test(tcase, it_comes_back_to_the_next_hvdd_and_obeys_it);
     tcase_add_loop_test(tcase, a_hvdd_that_does_not_want_it_is_left_alone, 0, 5);
     tcase_add_loop_test(tcase, a_hvdd_that_cannot_take_it_now_is_asked_again, 0, 3);
+    tcase_add_loop_test(tcase, one_that_fails_leaves_done_words_to_a_process_that_sees_its_end, 0,
+                        4);
     tcase_add_test(tcase, it_ends_with_hvdd_when_no_engine_has_it);
     tcase_add_test(tcase, a_gpu_that_is_not_there_is_said);
     tcase_add_loop_test(tcase, a_gpu_that_cannot_be_opened_is_said, 0, 2);
