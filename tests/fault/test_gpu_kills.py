@@ -792,6 +792,23 @@ def test_no_memory_for_an_import_is_that_registration_alone():
 # ---- memory that goes ----
 
 
+def test_the_memory_of_a_dead_trainer_is_closed_while_its_engine_lives(daemon):
+    job = Job(daemon, 2)
+    outcomes = job.run("allreduce", dtype="int32", dims=[9], data=[arith.pack(INT32, [1] * 9)] * 2, reduce_op="sum", memory="device",
+                       each={"gpu": [0, 0]})
+    assert all(outcome.ok for outcome in outcomes), outcomes
+    pid = daemon.engine_of(job.name)
+
+    def imports():
+        return [row["imports"] for row in daemon.ctl.json("gpus")["gpus"] if row["job"] == job.name]  # told with a beat
+    wait_until(lambda: imports() == [2], "the imports of both", 10)
+    job.ranks[1].kill()
+    wait_until(lambda: job.ranks[0].state().status == Status.ERR_RANK_LOST, "the other rank to know of it")
+    wait_until(lambda: imports() == [1], "the dead one's import to go", 5)
+    assert daemon.engine_of(job.name) == pid
+    job.close()
+
+
 def test_memory_that_is_forgotten_beside_a_stream_that_does_not_come_holds_up_no_other_set(daemon):
     case = Case(daemon, [0, 0, 0])
     case.warm()

@@ -182,8 +182,8 @@ bool engine_device_is_registered(struct engine_device *device, uint32_t comm, ui
 
 /* For all workers, and later ones; `fd` is copied. HVI_INPROGRESS: `paged` follows. HVI_OK: there is no worker yet. */
 int engine_device_page(struct engine_device *device, uint64_t ticket, int fd, uint32_t *page_p);
-/* Its session is over: workers store its ready words, and drop it after its batches. With `process_over` they drop its
- * process' imports as well. */
+/* Its session is over: workers store its ready words, and drop it after its batches. `process_over`: its process is, too. Its
+ * imports stay until they are released. */
 void engine_device_session_over(struct engine_device *device, uint32_t page, bool process_over);
 
 /* ---- communicators ---- */

@@ -341,7 +341,7 @@ void engine_device_let_go(struct engine_session *session)
 {
     const struct engine_region *region = NULL;
 
-    if (session->regions.device_bytes == 0 || (session->fences && session->fences->process_over))
+    if (session->regions.device_bytes == 0)
         return;
     while ((region = engine_regions_next_device(&session->regions, region)) != NULL)
         engine_device_release(session->sessions->device, 0, region->import);

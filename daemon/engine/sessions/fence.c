@@ -253,7 +253,6 @@ void engine_fence_close(struct engine_session *session, bool process_over)
     engine_dispatch_fences_over(sessions->exec, fences->number);
     hvi_fence_poison(&fences->page, true);
     engine_device_session_over(sessions->device, fences->number, process_over);
-    fences->process_over = process_over;
     sessions->fenced--;
 }
 

@@ -20,7 +20,6 @@ struct engine_fences {
     struct engine_request *unstarted, *unstarted_last; /* ops that have not started, by .seq */
     struct engine_request *held, *held_last;           /* by request->next */
     uint64_t group_after; /* of the members so far of the group that comes in */
-    bool process_over;    /* workers let go of its process' imports */
     bool busy[HVI_FENCE_CELLS];
     uint64_t turns[HVI_FENCE_CELLS]; /* used last */
 };

@@ -439,6 +439,29 @@ START_TEST(a_session_that_ends_opens_its_ready_words_and_is_poisoned_when_nothin
 }
 END_TEST
 
+/* Of no use to anybody, and on the GPU until a worker closes it. The other rank stays. */
+START_TEST(the_memory_of_a_rank_that_is_lost_is_released)
+{
+    struct hvt_peer *peer = &gpus.bench.peers[1];
+    struct hvi_gpu_msg msg;
+
+    hvt_gpus_init(&gpus, 2);
+    hvt_rank_use(&gpus, 0, 0);
+    uint32_t import = hvt_rank_use(&gpus, 1, 0);
+    ck_assert_int_eq(shutdown(peer->socket, SHUT_RDWR), 0);
+    while (gpus.bench.engine->sessions.ranks[1].state != ENGINE_RANK_LOST)
+        hvt_gpus_turn(&gpus);
+    hvt_gpus_turn(&gpus);
+    ck_assert(hvt_gpu_hear(&gpus, 0, HVI_GPU_SESSION_END, &msg));
+    ck_assert_uint_eq(msg.session_end.page, gpus.page_numbers[1]);
+    ck_assert(msg.session_end.process_over);
+    ck_assert(hvt_gpu_hear(&gpus, 0, HVI_GPU_RELEASE, &msg));
+    ck_assert_uint_eq(msg.release.import, import);
+    hvt_gpu_expect_nothing(&gpus, 0);
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
 START_TEST(a_rank_that_leaves_while_its_memory_is_under_way_leaves_nothing_behind)
 {
     struct hvi_packet_msg detach = {.kind = HVI_PACKET_DETACH};
@@ -783,6 +806,7 @@ int main(void)
     tcase_add_test(tcase, a_second_page_and_one_that_is_none_are_refused);
     tcase_add_test(tcase,
                    a_session_that_ends_opens_its_ready_words_and_is_poisoned_when_nothing_uses_it);
+    tcase_add_test(tcase, the_memory_of_a_rank_that_is_lost_is_released);
     tcase_add_test(tcase, a_rank_that_leaves_while_its_memory_is_under_way_leaves_nothing_behind);
     tcase_add_test(tcase, memory_of_many_chunks_goes_on_in_pieces_and_the_last_is_answered);
     tcase_add_test(tcase, fabric_handles_go_on_with_their_chunks);
