@@ -103,7 +103,7 @@ class MetricAverage(ForAnyKeras):
         which = float(zlib.crc32(",".join(_counted(name)[0] for name in names).encode()))
         together = np.concatenate([[which], *(array.reshape(-1) for array in arrays)])
         mean = hvd_numpy.allreduce(together, name="MetricAverageCallback")
-        if mean[0] != which:
+        if round(float(mean[0])) != which:
             raise ValueError(f"MetricAverageCallback: ranks have different metrics; this rank has {', '.join(names)}")
         mean = mean[1:]
         for name, array in zip(names, arrays):
