@@ -455,3 +455,15 @@ def test_a_rank_that_is_late_for_a_repeated_op_is_waited_for(make_nodes):
     job.close()
     assert job.await_end() == 0, job.said()
     check_nothing_left(nodes)
+
+
+def test_this_machine_may_be_named_in_full(make_nodes):
+    """As `hostname -f` says it, in any case. There is no sshd; another machine may have the same first name."""
+    node = make_nodes(2)[0]
+    node.hosts.write_text(f"127.0.1.1 {node.name}.cluster.example {node.name}\n{node.hosts.read_text()}")
+    command = [program("hvdrun"), "--no-prefix", "-H", f"{node.name.upper()}.cluster.Example:2", "sh", "-c", "echo $HVD_LOCAL_SIZE"]
+    done = node.run(command, env=node.environment(), timeout=scaled(30))
+    assert (done.returncode, done.stdout.split()) == (0, ["2", "2"]), done.stderr
+    command[3] = f"{node.name}.other.example:2"
+    done = node.run(command, env=node.environment(), timeout=scaled(30))
+    assert done.returncode != 0 and f"{node.name}.other.example" in done.stderr, done.stdout

@@ -7,9 +7,11 @@
 #include <ctype.h>
 #include <errno.h>
 #include <ifaddrs.h>
+#include <netdb.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <unistd.h>
 
 #define SLOTS_MAX 1000000L
@@ -61,15 +63,30 @@ static bool is_our_address(const char *host)
     return found;
 }
 
+/* What `hostname -f` says, where `name` is its first part. It may be a question to a name server, so only then is it asked. */
+static bool is_our_full_name(const char *host, const char *name)
+{
+    const struct addrinfo hints = {.ai_flags = AI_CANONNAME};
+    const size_t length = strlen(name);
+    struct addrinfo *found = NULL;
+    if (length == 0 || strncasecmp(host, name, length) != 0 || host[length] != '.' ||
+        getaddrinfo(name, NULL, &hints, &found) != 0)
+        return false;
+    const bool same = found->ai_canonname != NULL && strcasecmp(host, found->ai_canonname) == 0;
+    freeaddrinfo(found);
+    return same;
+}
+
 /* By full name, by its first part, or by address. */
 static bool is_this_machine(const char *host)
 {
     char name[RUN_HOST_NAME_MAX + 1] = "";
     gethostname(name, sizeof name - 1);
-    if (strcmp(host, "localhost") == 0 || strcmp(host, name) == 0 || is_our_address(host))
+    if (strcmp(host, "localhost") == 0 || strcasecmp(host, name) == 0 || is_our_address(host) ||
+        is_our_full_name(host, name))
         return true;
     name[strcspn(name, ".")] = '\0';
-    return name[0] != '\0' && strcmp(host, name) == 0;
+    return name[0] != '\0' && strcasecmp(host, name) == 0;
 }
 
 /* ---- one host ---- */
