@@ -421,7 +421,10 @@ START_TEST(a_broken_context_ends_the_worker_with_the_reason)
     allreduce(1, COUNT);
     hvt_job_open_gate(0);
     expect_failure("(700)");
-    ck_assert_uint_eq(done_word(0), HVI_FENCE_POISON);
+    const struct hvi_fence *cell = &hvt_ranks[0].fences.cells[1];
+    ck_assert_uint_eq(atomic_load(&cell->ready), HVI_FENCE_POISON);
+    ck_assert_uint_eq(atomic_load(&cell->skip), HVI_FENCE_POISON);
+    ck_assert_uint_eq(done_word(0), 0); /* its engine lives, and stores it after the worker's end */
 }
 END_TEST
 
