@@ -287,11 +287,13 @@ static void spread(struct engine_mesh *mesh, int status, int32_t culprit, const 
     tell_below(mesh, status, culprit, text);
 }
 
-/* The first reason stays, but for a stop. */
+/* The first reason stays, but for a stop. While works go on without a rank that has left, a node may be lost to them. */
 static bool is_news(struct engine_mesh *mesh, int status)
 {
-    if (mesh->broken_status == status ||
-        (mesh->broken_status != HVI_OK && status != HVI_ERR_JOB_STOPPED))
+    const bool more = status == HVI_ERR_JOB_STOPPED ||
+                      (mesh->broken_status == HVI_ERR_RANK_LEFT && status == HVI_ERR_NODE_LOST);
+
+    if (mesh->broken_status == status || (mesh->broken_status != HVI_OK && !more))
         return false;
     mesh->broken_status = status;
     return true;

@@ -1137,6 +1137,22 @@ START_TEST(nodes_behind_one_that_has_broken_the_job_hear_of_it)
 }
 END_TEST
 
+START_TEST(a_node_that_is_lost_after_a_rank_has_left_is_told_to_all)
+{
+    begin_tree();
+    hvt_job_break(&job, 1, HVI_ERR_RANK_LEFT, 1, "rank 1 has left");
+    hvt_job_run(&job);
+    engine_mesh_node_lost(&job.node[2].mesh, 3, "node 3 is lost");
+    hvt_job_break(&job, 17, HVI_ERR_RANK_LEFT, 17, "rank 17 has left");
+    hvt_job_run(&job);
+    for (uint32_t i = 0; i < job.nodes; i++) {
+        ck_assert_int_eq(job.node[i].order.broken_status, HVI_ERR_NODE_LOST);
+        ck_assert_str_eq(job.node[i].order.broken_text, "node 3 is lost");
+    }
+    stop();
+}
+END_TEST
+
 static void lose_what_waits(struct hvt_queue *queue)
 {
     while (queue->first) {
@@ -1277,6 +1293,7 @@ int main(void)
     tcase_add_test(tcase, news_of_the_end_come_by_the_root);
     tcase_add_test(tcase, what_is_for_all_is_a_verdict_of_the_root);
     tcase_add_test(tcase, nodes_behind_one_that_has_broken_the_job_hear_of_it);
+    tcase_add_test(tcase, a_node_that_is_lost_after_a_rank_has_left_is_told_to_all);
     tcase_add_test(tcase, nodes_behind_one_that_ends_with_its_last_rank_are_told_before);
     tcase_add_test(tcase, nodes_behind_one_that_has_lost_the_way_to_the_root_are_told_by_it);
     tcase_add_test(tcase, what_is_no_message_ends_the_job);
