@@ -151,8 +151,8 @@ bool run_display_is_empty(const struct run_display *display)
 
 void run_display_tick(struct run_display *display, uint64_t now_ns)
 {
-    for (int i = 0; i < 2 && run_display_is_full(display); i++)
-        display->sinks[i].unread_ns = now_ns;
+    if (run_display_is_full(display))
+        display->sinks[0].unread_ns = display->sinks[1].unread_ns = now_ns;
     for (int i = 0; i < 2 * display->ranks; i++)
         run_stream_tick(&display->streams[i], now_ns);
 }

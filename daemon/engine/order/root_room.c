@@ -42,10 +42,7 @@ void engine_root_fini(struct engine_root *root)
     engine_root_partial_fini(root);
     for (uint32_t i = 0; root->nodes && i < root->roster->nodes; i++) {
         engine_root_stale_forget(root, &root->nodes[i], UINT64_MAX);
-        if (root->nodes[i].dropped)
-            engine_root_stale_free(root, root->nodes[i].dropped);
-        if (root->nodes[i].open)
-            engine_tensor_put(&root->tensors, root->nodes[i].open);
+        engine_root_stale_drop_group(root, &root->nodes[i]);
     }
     engine_sets_fini(&root->sets);
     engine_tensors_fini(&root->tensors);

@@ -68,3 +68,13 @@ struct engine_root_stale *engine_root_stale_take(struct engine_root_node *node,
     stale->next = NULL;
     return stale;
 }
+
+void engine_root_stale_drop_group(struct engine_root *root, struct engine_root_node *node)
+{
+    if (node->dropped)
+        engine_root_stale_free(root, node->dropped);
+    if (node->open)
+        engine_tensor_put(&root->tensors, node->open);
+    node->dropped = NULL;
+    node->open = NULL;
+}

@@ -38,5 +38,7 @@ void engine_root_stale_forget(struct engine_root *root, struct engine_root_node 
 /* Out of the list, the oldest of this tensor; NULL: there is none. */
 struct engine_root_stale *engine_root_stale_take(struct engine_root_node *node,
                                                  const struct engine_tensor *tensor);
+/* The node's group that is being reported, if there is one: its other members are not heard any more. */
+void engine_root_stale_drop_group(struct engine_root *root, struct engine_root_node *node);
 
 #endif

@@ -37,21 +37,6 @@ static int add_set(struct engine_root *root, struct engine_op *op)
     return HVI_OK;
 }
 
-/* The members of its groups that are still to come are not heard any more. */
-static void forget_groups(struct engine_root *root, uint64_t serial)
-{
-    for (uint32_t i = 0; i < root->roster->nodes; i++) {
-        struct engine_root_node *node = &root->nodes[i];
-        if (!node->open || node->open->set != serial)
-            continue;
-        engine_tensor_put(&root->tensors, node->open);
-        node->open = NULL;
-        if (node->dropped)
-            engine_root_stale_free(root, node->dropped);
-        node->dropped = NULL;
-    }
-}
-
 /* By `op`, which may be an op of the set. */
 static void end_set(struct engine_root *root, const struct engine_op *op)
 {
@@ -65,7 +50,10 @@ static void end_set(struct engine_root *root, const struct engine_op *op)
         if (waiting->set == set && waiting != op)
             engine_meeting_drop(root, waiting);
     }
-    forget_groups(root, set->serial);
+    for (uint32_t i = 0; i < root->roster->nodes; i++) {
+        if (root->nodes[i].open && root->nodes[i].open->set == set->serial)
+            engine_root_stale_drop_group(root, &root->nodes[i]);
+    }
     engine_sets_remove(&root->sets, set);
 }
 

@@ -7,7 +7,7 @@ import pathlib
 import signal
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hvt import procs
@@ -49,6 +49,14 @@ class _Process:
         """SIGKILL."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
+
+
+def _only_process(node: Node, what: str, is_it: Callable[[int, str], bool]) -> int:
+    """The node's only process of that kind. One that starts another has a copy for a moment, without a name of its own."""
+    def look() -> int:
+        found = [pid for pid, line in node.processes().items() if is_it(pid, line)]
+        return found[0] if len(found) == 1 else 0
+    return wait_until(look, lambda: f"one process {what}: {node.processes()}")
 
 
 class SpreadRank(Rank):
@@ -140,17 +148,11 @@ class SpreadJob(Job):
 
     def process_of(self, node: Node, name: str) -> int:
         """The node's only process of that program: hvdd, hvdd-engine, hvdd-gate."""
-        def look() -> int:
-            found = [pid for pid, line in node.processes().items() if line.split(" ")[0].rsplit("/", 1)[-1] == name]
-            return found[0] if len(found) == 1 else 0  # one that is about to start another has a copy for a moment
-        return wait_until(look, lambda: f"one process {name}: {node.processes()}")
+        return _only_process(node, name, lambda _pid, line: line.split(" ")[0].rsplit("/", 1)[-1] == name)
 
     def agent_of(self, node: Node) -> int:
         """The node's hvdrun --node; its guard has a name of its own."""
-        def look() -> int:
-            found = [pid for pid, line in node.processes().items() if line.endswith("hvdrun --node") and procs.name(pid) == "hvdrun"]
-            return found[0] if len(found) == 1 else 0  # a guard has its name a moment later
-        return wait_until(look, lambda: f"one agent: {node.processes()}")
+        return _only_process(node, "hvdrun --node", lambda pid, line: line.endswith("hvdrun --node") and procs.name(pid) == "hvdrun")
 
     def said(self) -> str:
         """What hvdrun, the daemons and the ranks have written so far."""
