@@ -351,7 +351,7 @@ void engine_nodes_connect(struct engine *engine, uint32_t node, uint32_t lane)
 {
     const bool waits = node < engine->nodes.net.identity.node;
 
-    /* Of two nodes the lower one connects, and says so when it cannot. It may come to the same work at any time later. */
+    /* The lower of two nodes connects, and reports a failure. It may start the work much later than the higher one, which waits. */
     if (engine_net_connect(&engine->nodes.net, node, ENGINE_NET_DATA, lane,
                            waits ? HVI_NEVER : hvi_deadline_after(REACH_NS)) != HVI_OK)
         engine_dispatch_lost(&engine->exec, node, "the engine is out of memory");

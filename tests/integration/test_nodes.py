@@ -439,8 +439,8 @@ def run_barrier(job, _number=0):
 
 
 def test_a_rank_that_is_late_for_a_repeated_op_is_waited_for(make_nodes):
-    """For longer than engines have to connect: until the fourth barrier, which the other node begins without a word, none needs
-    the connection for which that node waits."""
+    """It is late for longer than engines have to connect. The first three barriers need no data connection. Node 1 starts the
+    fourth without a message, and waits for a data connection that node 0 makes."""
     nodes = make_nodes(2, ssh=True)
     job = SpreadJob(nodes, (1, 1))
     for _ in range(3):

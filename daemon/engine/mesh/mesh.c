@@ -287,7 +287,7 @@ static void spread(struct engine_mesh *mesh, int status, int32_t culprit, const 
     tell_below(mesh, status, culprit, text);
 }
 
-/* The first reason stays, but for a stop. While works go on without a rank that has left, a node may be lost to them. */
+/* The first reason stays. A stop replaces it. A lost node replaces a rank that left, because works still run then. */
 static bool is_news(struct engine_mesh *mesh, int status)
 {
     const bool more = status == HVI_ERR_JOB_STOPPED ||
