@@ -68,6 +68,8 @@ static void begin_grace(struct engine *engine, int status)
 {
     if (!engine->nodes.linked)
         return;
+    if (status == HVI_ERR_RANK_LEFT)
+        engine_mesh_link_let_leave(&engine->nodes.link);
     if (status == HVI_ERR_RANK_LEFT && !engine->nodes.left &&
         sd_event_add_time_relative(engine->event, &engine->nodes.left, CLOCK_MONOTONIC,
                                    GRACE_NS / 1000, 1000, on_left, engine) < 0)
@@ -352,7 +354,8 @@ void engine_nodes_connect(struct engine *engine, uint32_t node, uint32_t lane)
     const bool waits = node < engine->nodes.net.identity.node;
 
     /* The lower of two nodes connects, and reports a failure. It may start the work much later than the higher one, which waits. */
-    if (engine_net_connect(&engine->nodes.net, node, ENGINE_NET_DATA, lane,
+    if (engine_mesh_link_use(&engine->nodes.link, node) != HVI_OK ||
+        engine_net_connect(&engine->nodes.net, node, ENGINE_NET_DATA, lane,
                            waits ? HVI_NEVER : hvi_deadline_after(REACH_NS)) != HVI_OK)
         engine_dispatch_lost(&engine->exec, node, "the engine is out of memory");
 }

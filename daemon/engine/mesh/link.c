@@ -93,13 +93,13 @@ static void doom(struct engine_mesh_peer *peer, const char *why)
     wake_at(peer->link, 0);
 }
 
-static void leave(struct engine_mesh_peer *peer)
+static void leave(struct engine_mesh_peer *peer, const char *cause)
 {
     struct engine_mesh_link *link = peer->link;
 
     detach(peer);
     peer->why = NULL;
-    engine_mesh_peer_move(peer, ENGINE_MESH_LEFT, "its engine has ended in order");
+    engine_mesh_peer_move(peer, ENGINE_MESH_LEFT, cause);
     link->config.calls->node_left(link->config.user, peer->node);
 }
 
@@ -233,7 +233,7 @@ static bool take(struct engine_mesh_peer *peer, const struct engine_mesh_frame *
     case ENGINE_MESH_CALL:
         return take_call(link, frame->body);
     default:
-        leave(peer);
+        leave(peer, "its engine has ended in order");
         return true;
     }
 }
@@ -457,7 +457,11 @@ void engine_mesh_link_failed(struct engine_mesh_link *link, uint32_t node, const
 {
     struct engine_mesh_peer *peer = link->by_node[node];
 
-    if (peer && peer->state == ENGINE_MESH_WAITING)
+    if (!peer || peer->state != ENGINE_MESH_WAITING)
+        return;
+    if (link->leaving && !peer->edge)
+        leave(peer, "it was not reached, and nodes leave");
+    else
         lose_with(peer, text);
 }
 
@@ -523,6 +527,17 @@ int engine_mesh_send(struct engine_mesh_link *link, uint32_t node, const unsigne
         return HVI_ERR_NODE_LOST;
     put(peer, ENGINE_MESH_MESSAGE, bytes, length);
     return peer->why ? HVI_ERR_NODE_LOST : HVI_OK;
+}
+
+int engine_mesh_link_use(struct engine_mesh_link *link, uint32_t node)
+{
+    HVI_ASSERT(node < link->config.nodes && node != link->config.node);
+    return reach(link, node) ? HVI_OK : HVI_ERR_NO_MEMORY;
+}
+
+void engine_mesh_link_let_leave(struct engine_mesh_link *link)
+{
+    link->leaving = true;
 }
 
 bool engine_mesh_link_row(const struct engine_mesh_link *link, size_t index,

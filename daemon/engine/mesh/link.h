@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Control connections to the job's other engines: along the tree (mesh/tree.h), to both neighbours in the ring of all nodes, and to others when they are first sent
- * something. They carry messages in order and tell when a node is gone. Main thread; nothing blocks. A job
+ * Control connections to the job's other engines: along the tree (mesh/tree.h), to both neighbours in the ring of all nodes, and to others when there is first
+ * something for them. They carry messages in order and tell when a node is gone. Main thread; nothing blocks. A job
  * on one node has no link. */
 #ifndef ENGINE_MESH_LINK_H
 #define ENGINE_MESH_LINK_H
@@ -56,6 +56,7 @@ struct engine_mesh_link {
     struct engine_mesh_peer **by_node; /* [nodes]; NULL: no connection, and none wanted */
     struct engine_mesh_peer *peers;
     uint32_t edges_missing;
+    bool leaving;         /* nodes leave */
     unsigned char *spare; /* for what comes next; NULL: a connection has it, or none has read yet */
     sd_event_source *timer;
     uint64_t looked_ns, beat_ns; /* the last look at the peers; the next beat */
@@ -73,6 +74,13 @@ void engine_mesh_link_failed(struct engine_mesh_link *link, uint32_t node, const
  * HVI_ERR_NO_MEMORY: nothing has changed. */
 int engine_mesh_send(struct engine_mesh_link *link, uint32_t node, const unsigned char *bytes,
                      size_t length);
+
+/* There will be data to or from this node: from now on there is a control connection, which tells when it is gone.
+ * HVI_OK, also when it is gone already; HVI_ERR_NO_MEMORY: nothing has changed. */
+int engine_mesh_link_use(struct engine_mesh_link *link, uint32_t node);
+
+/* Nodes leave: one that is no edge and was not reached yet may have left, and is not missed. */
+void engine_mesh_link_let_leave(struct engine_mesh_link *link);
 
 /* The figures of the connections that there are or were: index 0, 1, ... Returns false after the last. */
 bool engine_mesh_link_row(const struct engine_mesh_link *link, size_t index,

@@ -31,7 +31,7 @@ bool engine_mesh_edge(enum engine_mesh_state from, enum engine_mesh_state to)
 {
     switch (from) {
     case ENGINE_MESH_WAITING:
-        return to == ENGINE_MESH_CONNECTED || to == ENGINE_MESH_LOST;
+        return to == ENGINE_MESH_CONNECTED || to == ENGINE_MESH_LEFT || to == ENGINE_MESH_LOST;
     case ENGINE_MESH_CONNECTED:
         return to == ENGINE_MESH_WAITING || to == ENGINE_MESH_UP || to == ENGINE_MESH_LOST;
     case ENGINE_MESH_UP:

@@ -11,6 +11,7 @@
  *      ^                                  │ │                     │
  *      └──────closed before a frame───────┘ │                     │
  *   waiting ──not reached──> lost <──silent─┘<──closed, silent, does not read, broke the protocol
+ *      └─────not reached, and nodes leave──> left
  *
  * What is sent before "up" waits: that the other side has handed the connection on as well is known with
  * its first frame. */

@@ -313,9 +313,9 @@ static void expect_lost_at_once(const char *how)
 
 START_TEST(a_connections_state_has_these_edges_and_no_others)
 {
-    static const char *const legal[] = {
-        "waiting connected", "waiting lost", "connected waiting", "connected up", "connected lost",
-        "up left",           "up lost"};
+    static const char *const legal[] = {"waiting connected", "waiting left", "waiting lost",
+                                        "connected waiting", "connected up", "connected lost",
+                                        "up left",           "up lost"};
     size_t found = 0;
 
     for (int from = 0; from < ENGINE_MESH_STATES; from++) {
@@ -372,6 +372,42 @@ START_TEST(other_nodes_are_connected_when_they_are_first_sent_something)
     ck_assert_uint_eq(count_rows(18), 4);
     ck_assert_uint_eq(count_rows(0), 17);
     ck_assert_int_eq(all_lost(), 0);
+}
+END_TEST
+
+/* Of a node with which only data is exchanged. */
+START_TEST(a_node_that_is_used_is_connected_by_either_side_and_its_end_is_heard)
+{
+    open_nodes(20);
+    until(all_ready(), SOON);
+    ck_assert_int_eq(engine_mesh_link_use(&nodes[10].link, 5), HVI_OK); /* asks it, by 0 */
+    until(count_rows(5) == 4, SOON);
+    ck_assert_int_eq(engine_mesh_link_use(&nodes[5].link, 10), HVI_OK);
+    ck_assert_int_eq(engine_mesh_link_use(&nodes[5].link, 0), HVI_OK); /* an edge */
+    ck_assert_int_eq(engine_mesh_link_use(&nodes[6].link, 12), HVI_OK);
+    ck_assert_uint_eq(count_rows(5), 4);
+    ck_assert_uint_eq(count_rows(10), 4);
+    until(count_rows(12) == 4, SOON);
+    run_for(ENGINE_MESH_BEAT_NS); /* what is connected has been up */
+    close_node(10);
+    close_node(12);
+    until(nodes[5].left == 1 && nodes[6].left == 1, SOON);
+    ck_assert_int_eq(all_lost(), 0);
+}
+END_TEST
+
+START_TEST(a_node_that_may_have_left_before_it_was_reached_is_not_missed)
+{
+    open_nodes(5);
+    until(all_ready(), SOON);
+    ck_assert_int_eq(engine_mesh_link_use(&nodes[3].link, 1), HVI_OK);
+    engine_mesh_link_failed(&nodes[3].link, 1, "not reached");
+    ck_assert(nodes[3].lost == 1 && nodes[3].left == 0);
+    engine_mesh_link_let_leave(&nodes[4].link);
+    ck_assert_int_eq(engine_mesh_link_use(&nodes[4].link, 2), HVI_OK);
+    engine_mesh_link_failed(&nodes[4].link, 2, "not reached");
+    ck_assert(nodes[4].lost == 0 && nodes[4].left == 1);
+    ck_assert_int_eq(engine_mesh_send(&nodes[4].link, 2, NULL, 0), HVI_ERR_NODE_LOST);
 }
 END_TEST
 
@@ -998,6 +1034,8 @@ int main(void)
     tcase_add_test(tcase, a_connections_state_has_these_edges_and_no_others);
     tcase_add_test(tcase, the_tree_and_the_ring_come_up_and_nothing_else);
     tcase_add_test(tcase, other_nodes_are_connected_when_they_are_first_sent_something);
+    tcase_add_test(tcase, a_node_that_is_used_is_connected_by_either_side_and_its_end_is_heard);
+    tcase_add_test(tcase, a_node_that_may_have_left_before_it_was_reached_is_not_missed);
     tcase_add_test(tcase, an_edge_that_cannot_be_made_is_a_lost_node_with_both_addresses);
     tcase_add_test(tcase, a_connection_that_is_given_up_before_a_frame_is_made_again);
     tcase_add_test(tcase, a_newer_connection_replaces_one_without_a_frame);
