@@ -45,6 +45,7 @@
 #define STRANGERS_MAX    512u
 #define CONNECTIONS_MAX  (HVI_WIRE_NODES_MAX + STRANGERS_MAX)
 #define REJOIN_NS        (2 * HVI_NS_SEC)
+#define ADDRESS_ROOM     INET6_ADDRSTRLEN
 #define ENDPOINT_ROOM    (HVI_WIRE_PATH + 16)
 
 enum connection { NO_CONNECTION, STRANGER, NODE };
@@ -59,13 +60,16 @@ struct gate_socket {
     sd_event_source *sources[3], *again;
     char endpoint[ENDPOINT_ROOM]; /* tcp://... */
     char route[GATE_ROUTE_TEXT];
-    unsigned char connections[GATE_DESCRIPTORS_MAX]; /* enum connection, by descriptor */
-    uint32_t counts[NODE + 1];                       /* of each kind of connection */
-    bool deaf;                                       /* unbound: too many connections */
-    unsigned rounds;                                 /* how often the sockets were opened */
+    unsigned char connections[GATE_DESCRIPTORS_MAX];    /* enum connection, by descriptor */
+    char strangers[GATE_DESCRIPTORS_MAX][ADDRESS_ROOM]; /* their addresses; "": not known */
+    uint32_t counts[NODE + 1];                          /* of each kind of connection */
+    bool deaf;                                          /* unbound: too many connections */
+    unsigned rounds;                                    /* how often the sockets were opened */
     uint64_t rejoin_ns;  /* not 0: the key was refused; when to try again */
     uint64_t logged_ns;  /* of refusals */
     uint32_t not_logged; /* since then */
+    uint32_t
+        ending; /* connections whose key was refused, which is logged, and that libzmq closes */
 };
 
 /* ---- options ---- */
@@ -197,8 +201,10 @@ static bool zap_serve(struct gate_socket *socket)
     if (!zap_receive(socket->zap, &request, &count))
         return false;
     allowed = count == ZAP_FRAMES && is_allowed(socket, &request, key);
-    if (!allowed)
+    if (!allowed) {
         log_stranger(socket, key, count == ZAP_FRAMES ? request.frames[3] : "");
+        socket->ending++;
+    }
     zmq_send(socket->zap, "1.0", 3, ZMQ_SNDMORE);
     zmq_send(socket->zap, request.frames[1], request.lengths[1], ZMQ_SNDMORE);
     zmq_send(socket->zap, allowed ? "200" : "400", 3, ZMQ_SNDMORE);
@@ -331,8 +337,45 @@ void gate_socket_send(struct gate_socket *socket, const char *route, const unsig
 
 /* ---- connections ---- */
 
+/* The descriptor is libzmq's and may be closed by now: then there is no address. */
+static void read_address(int fd, char address_p[HVI_WIRE_NODE_ADDRESS])
+{
+    struct sockaddr_storage peer;
+    socklen_t size = sizeof(peer);
+
+    address_p[0] = '\0';
+    if (getpeername(fd, (struct sockaddr *)&peer, &size) == 0)
+        getnameinfo((struct sockaddr *)&peer, size, address_p, HVI_WIRE_NODE_ADDRESS, NULL, 0,
+                    NI_NUMERICHOST);
+}
+
+static void note_stranger(struct gate_socket *socket, int fd)
+{
+    char address[HVI_WIRE_NODE_ADDRESS];
+
+    if (fd < 0 || fd >= (int)GATE_DESCRIPTORS_MAX)
+        return;
+    read_address(fd, address);
+    snprintf(socket->strangers[fd], ADDRESS_ROOM, "%.*s", ADDRESS_ROOM - 1, unmapped(address));
+}
+
+static void log_end(struct gate_socket *socket, int fd)
+{
+    if (!is_stranger(socket, fd))
+        return;
+    if (socket->ending > 0)
+        socket->ending--;
+    else
+        log_refused(socket, "a connection to the mesh ended without a message of a node",
+                    socket->strangers[fd]);
+}
+
 static void accept_or_end(struct gate_socket *socket, uint16_t event, int32_t fd)
 {
+    if (event == ZMQ_EVENT_ACCEPTED)
+        note_stranger(socket, fd);
+    else
+        log_end(socket, fd);
     count_connection(socket, fd, event == ZMQ_EVENT_ACCEPTED ? STRANGER : NO_CONNECTION);
     if (!socket->deaf && !has_room(socket, 1) && zmq_unbind(socket->main, socket->endpoint) == 0) {
         socket->deaf = true;
@@ -342,14 +385,9 @@ static void accept_or_end(struct gate_socket *socket, uint16_t event, int32_t fd
 
 static void tell_connected(struct gate_socket *socket, int fd)
 {
-    char address[HVI_WIRE_NODE_ADDRESS] = "";
-    struct sockaddr_storage peer;
-    socklen_t size = sizeof(peer);
+    char address[HVI_WIRE_NODE_ADDRESS];
 
-    /* The descriptor is libzmq's and may be closed by now: then there is no address. */
-    if (getpeername(fd, (struct sockaddr *)&peer, &size) == 0)
-        getnameinfo((struct sockaddr *)&peer, size, address, sizeof(address), NULL, 0,
-                    NI_NUMERICHOST);
+    read_address(fd, address);
     socket->calls->connected(socket->user, unmapped(address));
 }
 

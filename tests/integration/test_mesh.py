@@ -496,7 +496,8 @@ def test_what_a_cut_connection_swallows_is_said_again(keys):
 
 
 def test_strangers_at_the_port_are_refused_and_disturb_nobody(keys):
-    """A hundred connections with bytes of all kinds, and as many that say nothing."""
+    """A hundred connections with bytes of all kinds, and as many that say nothing. The log has a line a second of them."""
+    began = time.monotonic()
     with listener(keys) as first, joiner(keys, port_of(first)) as second, contextlib.ExitStack() as stack:
         wait_until(lambda: len(first.ctl.json("nodes")["nodes"]) == 2, "the node to join")
         for number in range(200):
@@ -512,3 +513,7 @@ def test_strangers_at_the_port_are_refused_and_disturb_nobody(keys):
         stack.close()
         wait_until(lambda: sum("socket" in target for target in procs.fds(gate).values()) < 20, "the strangers to go")
         assert first.gate() == gate and not first.lines("gate-ended")
+        first.expect_line("mesh-refused", "a connection to the mesh ended without a message of a node")
+        refused = first.lines("mesh-refused")
+        assert len(refused) <= time.monotonic() - began + 1, refused
+        assert any(line.pairs["address"] == "127.0.0.1" for line in refused), refused
