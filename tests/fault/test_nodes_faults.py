@@ -593,19 +593,20 @@ def test_a_host_that_cannot_reach_the_first_ones_daemon_is_named_and_nothing_run
         node.check_clean(10)
 
 
-@pytest.mark.parametrize("fault, elements", [("unplug", 1024), ("cut", 1 << 20), ("in", 1024)])
+@pytest.mark.parametrize("fault, elements", [("unplug", 1024), ("cut", 1 << 20), ("in", 1024), ("first in", 1024)])
 def test_a_node_that_is_cut_off_is_named_on_both_sides(job, fault, elements):
-    """"in": what it sends arrives."""
+    """"in": what it sends arrives. "first": the one with the root."""
     first, second = job.nodes
+    victim = first if fault.startswith("first") else second
     begin(job, elements)
     at_ns = time.monotonic_ns()
     if fault == "unplug":
-        second.unplug()
+        victim.unplug()
     else:
-        second.cut("in" if fault == "in" else "both")
+        victim.cut("in" if fault.endswith("in") else "both")
     check_told_of_silence(job, job.ranks_of(first), at_ns, Status.ERR_NODE_LOST, [second.name])
     check_told_of_silence(job, job.ranks_of(second), at_ns, Status.ERR_NODE_LOST, [first.name])
-    second.heal()
+    victim.heal()
 
 
 def test_a_cable_that_is_cut_for_a_moment_costs_time_alone(job):
@@ -641,6 +642,18 @@ def test_two_nodes_of_three_that_do_not_hear_each_other_blame_each_other_and_not
         nodes[2].cut("in", nodes[0])
         check_told_of_silence(job, [0, 1], at_ns, Status.ERR_NODE_LOST, ["n3"])
         check_told_of_silence(job, [2], at_ns, Status.ERR_NODE_LOST, ["n1"])
+        for node in nodes:
+            node.heal()
+
+
+def test_two_nodes_that_exchange_data_alone_and_do_not_hear_each_other_are_named(make_nodes):
+    """n2 and n4 are neighbours neither in the ring of all nodes nor in the tree."""
+    nodes = make_nodes(4, ssh=True)
+    with spread(nodes, (1, 1, 1, 1)) as job:
+        begin(job, elements=16)
+        at_ns = time.monotonic_ns()
+        nodes.partition(nodes[1:2], nodes[3:])
+        check_told_of_silence(job, range(4), at_ns, Status.ERR_NODE_LOST, ["n2|n4"])
         for node in nodes:
             node.heal()
 
@@ -842,6 +855,8 @@ def test_strangers_at_every_port_disturb_no_running_op(job):
         check_undisturbed(job, 1)
     lines = job.said().count(" net connection-refused: ")
     assert 2 <= lines <= 2 * (time.monotonic() - began + 1), job.said()
+    lines = job.said().count(" mesh mesh-refused: ")
+    assert 1 <= lines <= time.monotonic() - began + 1, job.said()
     end(job)
     job.check_usable()
 

@@ -180,13 +180,14 @@ def test_lanes_and_ports_that_were_asked_for_carry_the_data(make_nodes):
     check_nothing_left(nodes)
 
 
-@pytest.mark.parametrize("wanted, as_option", [("eth1", True), *(pytest.param(*each, marks=pytest.mark.soak) for each in (
-    (f"{SECOND_NETWORK}.0/24", True), ("eth1", False), (f"{SECOND_NETWORK}.0/24", False)))])
-def test_daemons_and_engines_meet_over_the_network_that_was_chosen(make_nodes, wanted, as_option):
-    """By --network-interfaces, or HVD_INTERFACE. The hosts' names, and so ssh, lead over another one."""
+@pytest.mark.parametrize("wanted, by", [("eth1", "--network-interfaces"), *(pytest.param(*each, marks=pytest.mark.soak) for each in (
+    (f"{SECOND_NETWORK}.0/24", "--network-interfaces"), ("^eth0", "--network-interfaces"), ("eth7,eth1", "HVD_INTERFACE"),
+    (f"{SECOND_NETWORK}.0/24", "HVD_INTERFACE"), ("eth1", "HOROVOD_GLOO_IFACE")))])
+def test_daemons_and_engines_meet_over_the_network_that_was_chosen(make_nodes, wanted, by):
+    """By an option or a variable. The hosts' names, and so ssh, lead over another one."""
     nodes = make_nodes(2, ssh=True)
     nodes.add_network()
-    option, environment = (["--network-interfaces", wanted], {}) if as_option else ([], {"HVD_INTERFACE": wanted})
+    option, environment = ([by, wanted], {}) if by.startswith("-") else ([], {by: wanted})
     job = SpreadJob(nodes, (1, 1), "--log-level", "info", *option, environment=environment)
     data = [bytes([rank + 1, 0, 0, 0]) * (1 << 18) for rank in range(2)]
     for outcome in job.run("allreduce", dtype="int32", dims=[1 << 18], data=data, reduce_op="sum"):
@@ -288,14 +289,14 @@ def test_sets_mismatches_and_join_over_two_nodes(make_nodes):
 
 # ---- steps that repeat ----
 
-def replayed(job):
-    """Ops of each rank that have started without a message between engines."""
+def counted(job, what):
+    """Of each rank: its ops that have started without a message between engines ("replayed"), or without its engine ("express")."""
     found = {}
     for node in job.nodes:
         text = pathlib.Path(f"/proc/{job.pid_of(job.ranks_of(node)[0])}/environ").read_text(encoding="utf-8")
         given = dict(line.split("=", 1) for line in text.split("\0") if "=" in line)
         rows = Ctl(pathlib.Path(given["HVD_ADDRESS"]), node.environment(), node).json("ranks", given["HVD_JOB_ID"])["ranks"]
-        found |= {row["rank"]: row["replayed"] for row in rows}
+        found |= {row["rank"]: row[what] for row in rows}
     return found
 
 
@@ -370,11 +371,11 @@ def run_rows(job, number):
 
 def run_until_replayed(job, run=run_step, steps=5):
     """A busy machine may stop a rank for so long that the others negotiate."""
-    before = replayed(job)
+    before = counted(job, "replayed")
     for turn in range(12):
         for number in range(steps):
             run(job, 5 * turn + number)
-        after = replayed(job)
+        after = counted(job, "replayed")
         if all(after[rank] >= before[rank] + 12 for rank in after):
             return
     raise AssertionError(f"{before} {after}")
@@ -400,6 +401,29 @@ def loop(job, count):
     for rank in job.ranks:
         reply = rank.collect()
         assert reply["status"] == Status.OK and reply["done"] == count, reply
+
+
+def test_ops_of_a_set_on_one_node_are_done_by_its_ranks_themselves(make_nodes):
+    nodes = make_nodes(2, ssh=True)
+    job = SpreadJob(nodes, (1, 2))
+    members = [1, 2]
+    number = job.add_set(members)
+    inputs = [arith.pack(INT32, [rank, 5]) for rank in members]
+
+    def play():
+        for _ in range(20):
+            for outcome in job.run("allreduce", name="near", dtype="int32", dims=[2], data=inputs, reduce_op="sum", ranks=members,
+                                   process_set=number):
+                assert outcome.ok and outcome.data == arith.allreduce(INT32, "sum", inputs), outcome
+
+    before = counted(job, "express")
+    play()
+    assert any(cost_of(job, play) == 0 for _ in range(3))
+    after = counted(job, "express")
+    assert after[0] == before[0] and all(after[rank] >= before[rank] + 20 for rank in members), (before, after)
+    job.close()
+    assert job.await_end() == 0, job.said()
+    check_nothing_left(nodes)
 
 
 def test_steps_that_are_replayed_cost_no_message_between_engines(make_nodes):
