@@ -108,7 +108,7 @@ void node_config_command(int argc, char **argv, struct node_command *command_p)
         .doc = "The node daemon of hvdd: attaches training processes to the engine of their job."
                "\vEvery option can also stand in the configuration file as \"name = value\"."};
 
-    memset(command_p, 0, sizeof(*command_p));
+    *command_p = (struct node_command){.standard = NODE_CONFIG_FILE};
     fill_options(options, helps);
     argp_program_version_hook = print_version;
     argp_err_exit_status = 2;

@@ -6,11 +6,13 @@
 
 #include "base/limits.h"
 #include "base/status.h"
+#include "daemon/node/rundir.h"
 
 #include <errno.h>
 #include <ini.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define FILE_BYTES_MAX (64u * 1024u)
 
@@ -228,7 +230,7 @@ static void describe_range(const struct node_config_row *row, char *text_p, size
     char smallest[32], largest[32];
 
     if (row->type == NODE_TYPE_SWITCH) {
-        snprintf(text_p, text_size, "yes, no or auto");
+        snprintf(text_p, text_size, row->smallest < 0 ? "yes, no or auto" : "yes or no");
     } else if (row->type == NODE_TYPE_LEVEL) {
         snprintf(text_p, text_size, "error, warning, info, debug or trace");
     } else if (row->type == NODE_TYPE_TEXT) {
@@ -301,6 +303,7 @@ struct reading {
     struct node_config *config;
     const char *file, *at, *end;
     unsigned line;
+    bool private_mode; /* of the service's file */
     bool failed;
     char *text_p;
     size_t text_size;
@@ -341,6 +344,17 @@ static char *read_line(char *buffer, int size, void *stream)
     return buffer;
 }
 
+/* A private hvdd has the mesh of whoever starts it, or none. */
+static bool is_services_mesh(const struct node_config_row *row)
+{
+    static const char *const names[] = {"mesh-seeds", "mesh-listen", "mesh-join", "mesh-key"};
+
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+        if (strcmp(row->name, names[i]) == 0)
+            return true;
+    return false;
+}
+
 static int set_from_file(void *user, const char *section, const char *name, const char *value)
 {
     struct reading *reading = user;
@@ -353,6 +367,8 @@ static int set_from_file(void *user, const char *section, const char *name, cons
         snprintf(sentence, sizeof(sentence),
                  "section [%.40s] is not known; options stand in [hvdd]", section);
         reading_fail(reading, sentence);
+    } else if (row == NULL && reading->private_mode) {
+        return 1; /* the service may be of another version */
     } else if (row == NULL) {
         snprintf(sentence, sizeof(sentence), "\"%.64s\" is no option of hvdd; see hvdd --help",
                  name);
@@ -360,19 +376,22 @@ static int set_from_file(void *user, const char *section, const char *name, cons
     } else if (row->apply == NODE_APPLY_COMMAND) {
         snprintf(sentence, sizeof(sentence), "%s works on the command line only", row->name);
         reading_fail(reading, sentence);
+    } else if (reading->private_mode && is_services_mesh(row)) {
+        return 1;
     } else if (node_config_set(reading->config, row, value, sentence, sizeof(sentence)) != HVI_OK) {
         reading_fail(reading, sentence);
     }
     return !reading->failed;
 }
 
-int node_config_parse(struct node_config *config, const char *file, const char *contents,
-                      size_t length, char *text_p, size_t text_size)
+static int parse(struct node_config *config, const char *file, bool private_mode,
+                 const char *contents, size_t length, char *text_p, size_t text_size)
 {
     struct reading reading = {.config = config,
                               .file = file,
                               .at = contents,
                               .end = contents + length,
+                              .private_mode = private_mode,
                               .text_p = text_p,
                               .text_size = text_size};
     int line = ini_parse_stream(read_line, &reading, set_from_file, &reading);
@@ -386,15 +405,22 @@ int node_config_parse(struct node_config *config, const char *file, const char *
     return reading.failed ? HVI_ERR_INVALID : HVI_OK;
 }
 
-static int load_file(const char *file, bool must_exist, struct node_config *config, char *text_p,
-                     size_t text_size)
+int node_config_parse(struct node_config *config, const char *file, const char *contents,
+                      size_t length, char *text_p, size_t text_size)
+{
+    return parse(config, file, false, contents, length, text_p, text_size);
+}
+
+/* `private_mode`: it is the service's, and a private hvdd reads it. */
+static int load_file(const char *file, bool must_exist, bool private_mode,
+                     struct node_config *config, char *text_p, size_t text_size)
 {
     static char contents[FILE_BYTES_MAX];
     FILE *in = fopen(file, "re");
     size_t length;
 
     if (in == NULL) {
-        if (errno == ENOENT && !must_exist)
+        if ((errno == ENOENT && !must_exist) || (errno == EACCES && private_mode))
             return HVI_OK;
         snprintf(text_p, text_size, "cannot read %s: %s", file, strerror(errno));
         return HVI_ERR_INVALID;
@@ -407,25 +433,52 @@ static int load_file(const char *file, bool must_exist, struct node_config *conf
                  failed ? strerror(errno) : "longer than 64 KiB");
         return HVI_ERR_INVALID;
     }
-    return node_config_parse(config, file, contents, length, text_p, text_size);
+    return parse(config, file, private_mode, contents, length, text_p, text_size);
+}
+
+static int apply_overrides(const struct node_command *command, struct node_config *config,
+                           char *text_p, size_t text_size)
+{
+    char sentence[NODE_CONFIG_ERROR - 8];
+    int status = HVI_OK;
+
+    for (size_t i = 0; status == HVI_OK && i < command->override_count; i++) {
+        status = node_config_set(config, command->overrides[i].row, command->overrides[i].value,
+                                 sentence, sizeof(sentence));
+        if (status != HVI_OK)
+            snprintf(text_p, text_size, "--%s", sentence);
+    }
+    return status;
+}
+
+static int load_standard(const struct node_command *command, struct node_config *config,
+                         char *text_p, size_t text_size)
+{
+    struct node_config said;
+
+    if (command->standard == NULL)
+        return HVI_OK;
+    node_config_defaults(&said);
+    int status = apply_overrides(command, &said, text_p, text_size);
+    if (status != HVI_OK)
+        return status;
+    return load_file(command->standard, false, node_rundir_is_private(said.private_mode, geteuid()),
+                     config, text_p, text_size);
 }
 
 int node_config_load(const struct node_command *command, struct node_config *config_p, char *text_p,
                      size_t text_size)
 {
     struct node_config config;
-    char sentence[NODE_CONFIG_ERROR - 8];
     int status;
 
     node_config_defaults(&config);
-    status = load_file(command->file != NULL ? command->file : NODE_CONFIG_FILE,
-                       command->file != NULL, &config, text_p, text_size);
-    for (size_t i = 0; status == HVI_OK && i < command->override_count; i++) {
-        status = node_config_set(&config, command->overrides[i].row, command->overrides[i].value,
-                                 sentence, sizeof(sentence));
-        if (status != HVI_OK)
-            snprintf(text_p, text_size, "--%s", sentence);
-    }
+    if (command->file != NULL)
+        status = load_file(command->file, true, false, &config, text_p, text_size);
+    else
+        status = load_standard(command, &config, text_p, text_size);
+    if (status == HVI_OK)
+        status = apply_overrides(command, &config, text_p, text_size);
     if (status == HVI_OK)
         *config_p = config;
     return status;

@@ -68,7 +68,8 @@ extern const size_t node_config_row_count;
 /* What the command line said. The strings are argv's. */
 #define NODE_OVERRIDES_MAX 128
 struct node_command {
-    const char *file; /* --config, or NULL */
+    const char *file;     /* --config, or NULL */
+    const char *standard; /* without it; the service's */
     struct {
         const struct node_config_row *row;
         const char *value;
@@ -80,8 +81,8 @@ struct node_command {
 /* Reads argv with argp(3). --help, --version and usage errors (exit code 2) end the process. */
 void node_config_command(int argc, char **argv, struct node_command *command_p);
 
-/* Defaults, then the file, then the command line. A missing NODE_CONFIG_FILE is fine, a missing
- * --config is not. HVI_OK, or HVI_ERR_INVALID with a sentence in `text_p`. */
+/* Defaults, then the file, then the command line. A missing standard file is fine, a missing --config is not. A private
+ * hvdd reads the standard one if it may, and leaves out what it says of the service's mesh and what it does not know. HVI_OK, or HVI_ERR_INVALID with a sentence in `text_p`. */
 int node_config_load(const struct node_command *command, struct node_config *config_p, char *text_p,
                      size_t text_size);
 void node_config_defaults(struct node_config *config_p);

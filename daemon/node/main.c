@@ -110,8 +110,7 @@ static void choose_place(struct node *node)
 {
     if (node_rundir_default(node->uid, node->place, sizeof(node->place)) != HVI_OK)
         node->place[0] = '\0'; /* too long, which is an error if it is needed */
-    node->private_mode = node->config.private_mode > 0 ||
-                         (node->config.private_mode < 0 && strcmp(node->place, "/run/hvdd") != 0);
+    node->private_mode = node_rundir_is_private(node->config.private_mode, node->uid);
     if (node->config.runtime_dir[0] != '\0')
         memcpy(node->place, node->config.runtime_dir, sizeof(node->place));
 }
@@ -219,7 +218,10 @@ int main(int argc, char **argv)
     node.next_session = node.started_ns; /* grows from one hvdd to the next */
     node.next_query = 1;
     node_jobs_init(&node.jobs);
-    if (start(&node) == HVI_OK) {
+    int status = start(&node);
+    if (status == HVI_ERR_INVALID) {
+        code = 2; /* an option is wrong, and stays so */
+    } else if (status == HVI_OK) {
         HVI_LOG(HVI_LOG_INFO, "main", "ready", "hvdd accepts attaches",
                 "version=%s dir=%s private=%s pid=%d", HVD_VERSION_TEXT, node.rundir.path,
                 node.private_mode ? "yes" : "no", (int)getpid());

@@ -242,20 +242,21 @@ int node_mesh_init(struct node *node)
 {
     char text[HVI_TEXT_MAX + 1];
     const char *wrong;
+    int status = HVI_ERR_INVALID;
 
     set_defaults(node);
     wrong = check_part(node);
     if (wrong == NULL)
         wrong = take_settings(node);
-    if (wrong == NULL && node->config.rendezvous[0] != '\0' &&
-        take_rendezvous(node, text, sizeof(text)) != HVI_OK)
-        wrong = text;
     if (wrong == NULL)
         wrong = check_transport(node, text, sizeof(text));
     if (wrong == NULL)
+        status =
+            node->config.rendezvous[0] != '\0' ? take_rendezvous(node, text, sizeof(text)) : HVI_OK;
+    if (status == HVI_OK)
         return HVI_OK;
-    HVI_LOG(HVI_LOG_ERROR, "mesh", "bad-mesh", wrong, "");
-    return HVI_ERR_INVALID;
+    HVI_LOG(HVI_LOG_ERROR, "mesh", "bad-mesh", wrong != NULL ? wrong : text, "");
+    return status;
 }
 
 void node_mesh_fill_engine(const struct node *node, struct hvi_engine_start *start_p)

@@ -397,7 +397,8 @@ void node_gate_event(struct node *node, uint32_t kind, struct node_generation *g
 
 /* ---- mesh.c: jobs that span nodes ---- */
 
-/* Reads the options of the mesh. HVI_OK or HVI_ERR_INVALID; logs. With --rendezvous it may ask a name server. */
+/* Reads the options of the mesh. HVI_OK; HVI_ERR_INVALID: one is wrong; with --rendezvous it may ask a name server, and then
+ * HVI_ERR_NOT_FOUND. Logs. */
 int node_mesh_init(struct node *node);
 bool node_mesh_wanted(const struct node *node);
 void node_mesh_fill_start(const struct node *node, struct hvi_gate_start *start_p);

@@ -25,9 +25,11 @@
 #define LOCK_NAME   "hvdd.lock"
 #define STORED_MARK "stored\n"
 #define NOBODY      "unknown" /* has had the lock */
-#define LEFT_NAP_NS                                                                                \
-    1000000 /* between two tries to take a lock that a dead hvdd has left to another process */
-#define LEFT_ROUNDS 1000
+#define LEFT_NAP_NS 1000000   /* between two tries to take a lock that is about to be free */
+#define LEFT_ROUNDS 5000
+#define OPEN_ROUNDS 16
+
+#define FOR_ALL "/run/hvdd"
 
 int node_rundir_default(uid_t uid, char *path_p, size_t path_size)
 {
@@ -36,12 +38,21 @@ int node_rundir_default(uid_t uid, char *path_p, size_t path_size)
     int length;
 
     if (uid == 0 || (user != NULL && strcmp(user->pw_name, "hvdd") == 0))
-        length = snprintf(path_p, path_size, "/run/hvdd");
+        length = snprintf(path_p, path_size, FOR_ALL);
     else if (session != NULL && session[0] == '/')
         length = snprintf(path_p, path_size, "%s/hvdd", session);
     else
         length = snprintf(path_p, path_size, "/tmp/hvdd-%u", (unsigned)uid);
     return length > 0 && (size_t)length < path_size ? HVI_OK : HVI_ERR_INVALID;
+}
+
+bool node_rundir_is_private(int64_t option, uid_t uid)
+{
+    char place[HVI_WIRE_PATH];
+
+    if (option >= 0)
+        return option > 0;
+    return node_rundir_default(uid, place, sizeof(place)) != HVI_OK || strcmp(place, FOR_ALL) != 0;
 }
 
 bool node_rundir_socket_path(const struct node_rundir *rundir, const char *name, char *path_p,
@@ -146,10 +157,16 @@ void node_rundir_mark_stored(const struct node_rundir *rundir)
         write_lock(rundir->lock_fd, STORED_MARK);
 }
 
-/* False: another hvdd has it. An engine that a killed hvdd was just starting has that one's
- * descriptors, and with them its lock, until it execs. Of several new hvdds that wait for that, one
- * gets the lock and writes its own pid. */
-static bool take_lock(int lock_fd, char *pid_p, size_t pid_size, bool *stored_p)
+/* A hvdd has its sockets from the lock to its end but for moments, and takes them away first. */
+static bool has_socket(int dir_fd)
+{
+    return faccessat(dir_fd, "attach.sock", F_OK, AT_SYMLINK_NOFOLLOW) == 0;
+}
+
+/* False: another hvdd has it. One that ends is waited for: it takes its socket away first and gives the lock back last. An
+ * engine that a killed hvdd was just starting has that one's descriptors, and with them its lock, until it execs. Of several
+ * new hvdds that wait for that, one gets the lock and writes its own pid. */
+static bool take_lock(int dir_fd, int lock_fd, char *pid_p, size_t pid_size, bool *stored_p)
 {
     const struct timespec nap = {.tv_nsec = LEFT_NAP_NS};
 
@@ -157,7 +174,8 @@ static bool take_lock(int lock_fd, char *pid_p, size_t pid_size, bool *stored_p)
         read_lock(lock_fd, pid_p, pid_size, stored_p);
         int holder = atoi(pid_p);
         char state = holder > 0 ? hvi_process_state(holder) : '?';
-        if ((state != 'X' && state != 'Z') || round == LEFT_ROUNDS)
+        bool ends = state == 'X' || state == 'Z' || !has_socket(dir_fd);
+        if (!ends || round == LEFT_ROUNDS)
             return false;
         nanosleep(&nap, NULL);
     }
@@ -177,7 +195,7 @@ static int lock_dir(int dir_fd, const char *path, bool *left_p, bool *stored_p, 
             snprintf(text_p, text_size, "cannot open %s/%s: %s", path, LOCK_NAME, strerror(errno));
             return -1;
         }
-        if (!take_lock(lock_fd, pid, sizeof(pid), stored_p)) {
+        if (!take_lock(dir_fd, lock_fd, pid, sizeof(pid), stored_p)) {
             snprintf(text_p, text_size, "another hvdd (pid %s) serves %s", pid, path);
             close(lock_fd);
             return -1;
@@ -193,11 +211,18 @@ static int lock_dir(int dir_fd, const char *path, bool *left_p, bool *stored_p, 
     return -1;
 }
 
+/* By the hvdd that had made it, which was waited for. */
+static bool is_removed(int dir_fd)
+{
+    struct stat info;
+    return fstat(dir_fd, &info) == 0 && info.st_nlink == 0;
+}
+
 int node_rundir_open(const char *path, bool private_mode, struct node_rundir *rundir_p,
                      char *text_p, size_t text_size)
 {
     struct node_rundir rundir = NODE_RUNDIR_INIT;
-    int dir_fd;
+    bool removed = true;
 
     if (strlen(path) >= sizeof(rundir.path) || path[0] != '/') {
         snprintf(text_p, text_size,
@@ -206,11 +231,14 @@ int node_rundir_open(const char *path, bool private_mode, struct node_rundir *ru
         return HVI_ERR_REFUSED;
     }
     strcpy(rundir.path, path);
-    dir_fd = open_dir(path, private_mode, &rundir.created, text_p, text_size);
-    if (dir_fd < 0)
-        return HVI_ERR_REFUSED;
-    rundir.lock_fd = lock_dir(dir_fd, path, &rundir.left, &rundir.stored, text_p, text_size);
-    close(dir_fd);
+    for (int round = 0; round < OPEN_ROUNDS && rundir.lock_fd < 0 && removed; round++) {
+        int dir_fd = open_dir(path, private_mode, &rundir.created, text_p, text_size);
+        if (dir_fd < 0)
+            return HVI_ERR_REFUSED;
+        rundir.lock_fd = lock_dir(dir_fd, path, &rundir.left, &rundir.stored, text_p, text_size);
+        removed = is_removed(dir_fd);
+        close(dir_fd);
+    }
     if (rundir.lock_fd < 0)
         return HVI_ERR_REFUSED; /* a directory we just made is left to the hvdd that was faster */
     *rundir_p = rundir;

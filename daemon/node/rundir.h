@@ -25,6 +25,8 @@ struct node_rundir {
 /* Where hvdd's sockets are when nobody says otherwise; the clients look in the same places. HVI_OK
  * or HVI_ERR_INVALID (does not fit). */
 int node_rundir_default(uid_t uid, char *path_p, size_t path_size);
+/* Whether a hvdd serves its own user alone, by its option private: -1 (auto), 0 or 1. */
+bool node_rundir_is_private(int64_t option, uid_t uid);
 /* Makes the directory if it is missing (only its last component) and checks it: a directory and no
  * link, ours, not writable by others (private_mode: not readable either). Then locks `hvdd.lock` in
  * it. HVI_OK; HVI_ERR_REFUSED with a sentence (also when another hvdd holds the lock). */

@@ -246,6 +246,44 @@ START_TEST(a_missing_named_file_is_an_error_and_a_failed_load_changes_nothing)
 }
 END_TEST
 
+#define OF_SERVICE                                                                                 \
+    "mesh-seeds = a:1,b:2\nmesh-listen = *:1\nmesh-join = c:3\nmesh-key = /k\nmax-jobs = 5\n"
+
+START_TEST(a_private_hvdd_leaves_out_what_is_the_services)
+{
+    const char *file = file_with(OF_SERVICE "later-option = 1\n");
+    struct node_command command = {.standard = file};
+    struct node_config config;
+
+    command.overrides[0].row = node_config_find("private");
+    command.overrides[0].value = "yes";
+    command.overrides[1].row = node_config_find("mesh-join");
+    command.overrides[1].value = "d:4";
+    command.override_count = 2;
+    ck_assert_msg(node_config_load(&command, &config, text, sizeof(text)) == HVI_OK, "%s", text);
+    ck_assert_str_eq(config.mesh_seeds, "");
+    ck_assert_str_eq(config.mesh_listen, "");
+    ck_assert_str_eq(config.mesh_key, "");
+    ck_assert_str_eq(config.mesh_join, "d:4");
+    ck_assert_int_eq(config.max_jobs, 5);
+    /* The service itself, and whoever names the file. */
+    command.overrides[0].value = "no";
+    ck_assert_int_eq(node_config_load(&command, &config, text, sizeof(text)), HVI_ERR_INVALID);
+    ck_assert_ptr_nonnull(strstr(text, "later-option"));
+    unlink(file);
+    file = file_with(OF_SERVICE);
+    command.standard = file;
+    ck_assert_msg(node_config_load(&command, &config, text, sizeof(text)) == HVI_OK, "%s", text);
+    ck_assert_str_eq(config.mesh_seeds, "a:1,b:2");
+    ck_assert_str_eq(config.mesh_join, "d:4");
+    command.overrides[0].value = "yes";
+    command.file = file;
+    ck_assert_msg(node_config_load(&command, &config, text, sizeof(text)) == HVI_OK, "%s", text);
+    ck_assert_str_eq(config.mesh_key, "/k");
+    unlink(file);
+}
+END_TEST
+
 START_TEST(what_is_printed_can_be_read_back)
 {
     struct node_config config, again;
@@ -366,6 +404,7 @@ int main(void)
     tcase_add_test(tcase, a_bad_line_is_named_by_file_line_name_value_and_range);
     tcase_add_test(tcase, the_command_line_wins_over_the_file_and_the_file_over_defaults);
     tcase_add_test(tcase, a_missing_named_file_is_an_error_and_a_failed_load_changes_nothing);
+    tcase_add_test(tcase, a_private_hvdd_leaves_out_what_is_the_services);
     tcase_add_test(tcase, what_is_printed_can_be_read_back);
     tcase_add_test(tcase, the_man_page_has_every_row);
     tcase_add_test(tcase, the_man_page_has_every_limit);

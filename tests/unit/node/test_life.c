@@ -146,7 +146,7 @@ START_TEST(a_directory_too_deep_for_sockets_is_a_clear_error)
     snprintf(deep, sizeof(deep), "%s/%.*s", rig.base, 90,
              "ddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddddd"
              "ddddddd");
-    ck_assert_int_eq(rig_start_failing(&rig, arguments), 1);
+    ck_assert_int_eq(rig_start_failing(&rig, arguments), 2);
     ck_assert_int_eq(rig_log_count(&rig, "too long for a socket"), 1);
     ck_assert_int_ne(access(deep, F_OK), 0);
 }

@@ -30,6 +30,8 @@ static void teardown(void)
     node_rundir_close(&rundir);
     snprintf(lock, sizeof(lock), "%s/hvdd.lock", dir);
     unlink(lock);
+    snprintf(lock, sizeof(lock), "%s/attach.sock", dir);
+    unlink(lock);
     unlink(dir);
     rmdir(dir);
     ck_assert_msg(rmdir(base) == 0, "%s is not empty", base);
@@ -130,12 +132,21 @@ START_TEST(a_missing_parent_and_a_relative_path_are_refused)
 }
 END_TEST
 
+static void make_socket(void)
+{
+    char path[160];
+
+    snprintf(path, sizeof(path), "%s/attach.sock", dir);
+    close(open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
+}
+
 START_TEST(the_second_hvdd_is_told_the_pid_of_the_first)
 {
     struct node_rundir second = NODE_RUNDIR_INIT;
     char expected[256];
 
     ck_assert_int_eq(open_it(true), HVI_OK);
+    make_socket();
     ck_assert_int_eq(node_rundir_open(dir, true, &second, text, sizeof(text)), HVI_ERR_REFUSED);
     snprintf(expected, sizeof(expected), "another hvdd (pid %d) serves %s", (int)getpid(), dir);
     ck_assert_str_eq(text, expected);
@@ -164,6 +175,32 @@ START_TEST(the_lock_of_a_dead_hvdd_does_not_count_but_its_mark_does)
     node_rundir_close(&rundir);
     ck_assert_int_eq(open_it(true), HVI_OK);
     ck_assert(!rundir.stored);
+}
+END_TEST
+
+/* It has made the directory, and takes it away; or somebody else has. */
+START_TEST(a_hvdd_that_ends_and_has_no_socket_any_more_is_waited_for)
+{
+    int has_lock[2], status;
+    char byte;
+
+    if (_i == 1)
+        ck_assert_int_eq(mkdir(dir, 0700), 0);
+    ck_assert_int_eq(pipe(has_lock), 0);
+    pid_t child = fork();
+    ck_assert_int_ge(child, 0);
+    if (child == 0) {
+        bool failed = open_it(true) != HVI_OK || write(has_lock[1], "", 1) != 1;
+        usleep(200 * 1000);
+        node_rundir_close(&rundir);
+        _exit(failed);
+    }
+    ck_assert_int_eq(read(has_lock[0], &byte, 1), 1);
+    ck_assert_msg(open_it(true) == HVI_OK, "%s", text);
+    ck_assert_int_eq(waitpid(child, &status, 0), child);
+    ck_assert_int_eq(status, 0);
+    close(has_lock[0]);
+    close(has_lock[1]);
 }
 END_TEST
 
@@ -208,6 +245,8 @@ static pid_t start_hvdd(struct opened *opened_p, const int stay[2])
         return child;
     close(stay[1]);
     opened_p->status = open_it(true);
+    if (opened_p->status == HVI_OK)
+        make_socket();
     strcpy(opened_p->text, text);
     ssize_t got = opened_p->status == HVI_OK ? read(stay[0], &byte, 1) : 0;
     _exit(got == 0 ? 0 : 1);
@@ -289,6 +328,7 @@ int main(void)
     tcase_add_test(tcase, a_missing_parent_and_a_relative_path_are_refused);
     tcase_add_test(tcase, the_second_hvdd_is_told_the_pid_of_the_first);
     tcase_add_test(tcase, the_lock_of_a_dead_hvdd_does_not_count_but_its_mark_does);
+    tcase_add_loop_test(tcase, a_hvdd_that_ends_and_has_no_socket_any_more_is_waited_for, 0, 2);
     tcase_add_test(tcase, the_lock_that_a_dead_hvdd_has_left_to_a_child_is_waited_for);
     tcase_add_test(tcase, of_two_new_hvdds_the_second_is_told_the_pid_of_the_first);
     tcase_add_test(tcase, socket_paths_must_fit_sun_path);
