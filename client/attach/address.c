@@ -151,7 +151,8 @@ static int connect_default(uint64_t deadline_ns, struct client_address *address)
     if ((!in_tmp || is_ours(directory)) &&
         try_directory(directory, false, deadline_ns, address) == HVD_OK)
         return HVD_OK;
-    if (try_directory(HVI_SERVICE_DIR, false, deadline_ns, address) == HVD_OK)
+    address->is_service = try_directory(HVI_SERVICE_DIR, false, deadline_ns, address) == HVD_OK;
+    if (address->is_service)
         return HVD_OK;
     return start_private(directory, NULL, deadline_ns, address);
 }

@@ -14,6 +14,7 @@ struct client_address {
     int socket_fd;   /* connected, close-on-exec */
     bool is_default; /* no directory was named: a daemon that just ends may be replaced by a new
                         one */
+    bool is_service; /* it serves all users */
     bool started;    /* by this call */
 };
 

@@ -2,7 +2,8 @@
  *   address -> connect -> AttachRequest -> AttachReply + 4 descriptors
  *
  * Where the caller named no daemon, one may be just about to end by itself (a private one does, when
- * idle): its end of file before a reply makes us look for a daemon again. */
+ * idle): its end of file before a reply makes us look for a daemon again, and so does a private one that takes no new
+ * sessions, after a nap: it may wait for its workers, or for other jobs, for longer than our caller likes. */
 #include "client/attach/attach.h"
 
 #include "base/clock.h"
@@ -17,9 +18,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #define ATTACH_TRIES 4u
+#define DRAIN_NAP_NS 50000000
+#define DRAIN_NS     (10 * (int64_t)HVI_NS_SEC)
 
 /* ---- the request ---- */
 
@@ -238,6 +242,7 @@ static int attach_once(const struct hvd_options *options, const struct client_id
     if (rc != HVD_OK)
         return rc;
     address_p->is_default = address.is_default;
+    address_p->is_service = address.is_service;
     rc = encode_request(options, identity, packet, attached_p->unsent);
     if (rc == HVD_OK)
         rc = exchange(&address, packet, deadline_ns);
@@ -254,16 +259,32 @@ static int attach_once(const struct hvd_options *options, const struct client_id
     return HVD_OK;
 }
 
+/* Another daemon may take the place of the one that has answered so. */
+static bool may_try_again(int rc, const struct client_address *address, unsigned tries,
+                          uint64_t patience_ns)
+{
+    const struct timespec nap = {.tv_nsec = DRAIN_NAP_NS};
+    if (!address->is_default)
+        return false;
+    if (rc != HVD_ERR_DRAINING)
+        return rc == HVD_ERR_DAEMON && tries < ATTACH_TRIES;
+    if (address->is_service || hvi_deadline_passed(patience_ns))
+        return false;
+    nanosleep(&nap, NULL);
+    return true;
+}
+
 int client_attach(const struct hvd_options *options, const struct client_identity *identity,
                   struct hvi_packet *packet, struct client_address *address_p,
                   struct client_attached *attached_p)
 {
-    uint64_t deadline_ns = hvi_deadline_after(options->timeout_ns);
-    int rc = HVD_ERR_DAEMON;
-    for (unsigned i = 0; i < ATTACH_TRIES && rc == HVD_ERR_DAEMON; i++) {
+    const uint64_t deadline_ns = hvi_deadline_after(options->timeout_ns);
+    const uint64_t drain_ns = hvi_deadline_after(DRAIN_NS);
+    const uint64_t patience_ns = (deadline_ns < drain_ns ? deadline_ns : drain_ns) - DRAIN_NAP_NS;
+    unsigned tries = 0;
+    int rc;
+    do
         rc = attach_once(options, identity, deadline_ns, packet, address_p, attached_p);
-        if (rc == HVD_ERR_DAEMON && !address_p->is_default)
-            break;
-    }
+    while (rc != HVD_OK && may_try_again(rc, address_p, ++tries, patience_ns));
     return rc;
 }

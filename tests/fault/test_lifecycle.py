@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """hvdd's own life: one per directory, draining, reloading, stale sockets, a directory that is not its own."""
 import os
+import pathlib
 import shutil
 import signal
 import subprocess
@@ -10,7 +11,9 @@ import time
 import pytest
 
 from hvt import Daemon, Status, check_prompt, program, scaled, stopped, wait_until
+from hvt.environment import clean_environment
 from hvt.job import Job
+from hvt.rank import Rank
 
 
 def run_second(daemon: Daemon, *more: str) -> subprocess.CompletedProcess:
@@ -45,6 +48,42 @@ def test_sigterm_refuses_new_ranks_lets_the_job_finish_and_exits_with_zero():
         assert daemon.process.poll() is None
         job.close()
         assert daemon.wait() == 0
+
+
+def pid_of(folder: pathlib.Path) -> int:
+    """Of the hvdd that serves there."""
+    return int((folder / "hvdd.lock").read_text(encoding="ascii").split()[0])
+
+
+@pytest.mark.parametrize("wrong", [["--port-range=x"], ["--net-transport=mail"], ["--mesh-listen=*:0", "--mesh-join=a:1"]], ids=str)
+def test_an_option_that_stays_wrong_ends_hvdd_with_2(tmp_path, wrong):
+    """A service manager does not start it again."""
+    done = subprocess.run([program("hvdd"), "--private=yes", f"--runtime-dir={tmp_path}", *wrong], env=clean_environment(),
+                          capture_output=True, timeout=scaled(20), check=False)
+    assert done.returncode == 2, done
+
+
+def test_a_private_hvdd_that_takes_no_new_sessions_is_replaced_by_another_one(tmp_path):
+    """As one does that is about to end by itself. Nobody has named it."""
+    environment = clean_environment() | {"XDG_RUNTIME_DIR": str(tmp_path), "HVDD_PROGRAM": program("hvdd")}
+    first, late = Rank(environment), Rank(environment)
+    try:
+        first.open("j", 0, 1)
+        old = pid_of(tmp_path / "hvdd")
+        os.kill(old, signal.SIGTERM)
+        late.post("open", job="k", rank=0, size=1)
+        time.sleep(0.3)
+        assert not late.has_reply(), late.collect()
+        first.close()
+        outcome = late.collect_outcome()
+        assert outcome.ok, outcome
+        assert pid_of(tmp_path / "hvdd") != old
+        late.close()
+    finally:
+        first.stop()
+        late.stop()
+    os.kill(pid_of(tmp_path / "hvdd"), signal.SIGTERM)
+    wait_until(lambda: not (tmp_path / "hvdd" / "hvdd.lock").exists(), "the last hvdd to end")
 
 
 def test_a_drain_that_takes_too_long_stops_the_jobs_with_a_reason():
