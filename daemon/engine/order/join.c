@@ -60,6 +60,23 @@ static void everybody_has(struct engine_order *order, struct engine_set *set, ui
         engine_join_end(order, set, set->ranks[last]);
 }
 
+/* Complete on this node, which is all there is: it goes on by itself, whatever its number means. */
+static bool waits_for_outputs(const struct engine_op *op)
+{
+    return op->state == ENGINE_OP_SIZING ||
+           (op->state == ENGINE_OP_HELD && op->group->group_started);
+}
+
+/* Unnamed ops count from 1 again. The root of several nodes still means older ones by their numbers. */
+static void count_anew(struct engine_set *set)
+{
+    for (struct engine_op *op = set->first; op && !set->span; op = op->set_next) {
+        if (op->tensor->anon && op->tensor->waiting == op && waits_for_outputs(op))
+            op->tensor->waiting = NULL;
+    }
+    engine_set_restart(set);
+}
+
 void engine_join_end(struct engine_order *order, struct engine_set *set, int32_t last)
 {
     struct engine_op *join = set->join;
@@ -68,7 +85,7 @@ void engine_join_end(struct engine_order *order, struct engine_set *set, int32_t
         join->parts[i]->rows = last;
     set->join = NULL;
     set->joined = 0;
-    engine_set_restart(set);
+    count_anew(set);
     engine_op_finish(order, join, HVI_OK, NULL, -1);
 }
 

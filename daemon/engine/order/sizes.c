@@ -383,6 +383,11 @@ int engine_sizes_check_output(const struct engine_op *op, const struct engine_pa
 {
     int32_t rank = op->set->ranks[part->place];
 
+    if (part->output_made && part->copy.out_region == HVI_REGION_NONE && part->out_bytes > 0)
+        return refuse(op, HVI_ERR_NO_MEMORY, text_p, text_size,
+                      "rank %d has no memory for its result of %" PRIu64
+                      " bytes; hvdctl doctor on its node says what there is",
+                      rank, part->out_bytes);
     if (part->copy.out_capacity < part->out_bytes)
         return refuse(op, HVI_ERR_TOO_SMALL, text_p, text_size,
                       "the output of rank %d has room for %" PRIu64

@@ -19,7 +19,8 @@ int engine_sizes_spread(struct engine_op *op, const int64_t *rows, size_t count)
 int64_t engine_sizes_received(const struct engine_op *op, uint32_t to, uint32_t from);
 /* Whether ranks may leave it to the engine to say how large their output is. */
 bool engine_sizes_asks(uint16_t kind);
-/* Whether the part's output takes its result: HVI_OK, HVI_ERR_TOO_SMALL, HVI_ERR_INVALID. */
+/* Whether the part's output takes its result: HVI_OK, HVI_ERR_TOO_SMALL, HVI_ERR_NO_MEMORY (the library was to make one),
+ * HVI_ERR_INVALID. */
 int engine_sizes_check_output(const struct engine_op *op, const struct engine_part *part,
                               char *text_p, size_t text_size);
 /* alltoall: rows that `from` sends to `to`, places. */

@@ -278,6 +278,53 @@ START_TEST(what_went_on_without_a_joined_rank_is_not_its_next_op)
 }
 END_TEST
 
+static void gather_unnamed(int32_t rank, uint64_t number, uint64_t capacity)
+{
+    struct hvi_submission op = hvt_peer_op(&bench.peers[rank], HVI_KIND_ALLGATHER,
+                                           HVI_DTYPE_FLOAT32, 2, HVI_REGION_INLINE);
+
+    op.flags = HVI_SUBMIT_ANON;
+    op.aux_region = HVI_REGION_NONE;
+    op.anon_seq = number;
+    hvt_op_output(&op, capacity);
+    hvt_op_submit(&bench, rank, op);
+}
+
+static void give_output(int32_t rank, const struct hvi_completion *sized)
+{
+    struct hvi_submission output = {.kind = HVI_SUBMIT_OUTPUT,
+                                    .cookie = sized->cookie,
+                                    .out_offset = HVT_OUT_AT,
+                                    .out_capacity = 64};
+    hvt_op_submit(&bench, rank, output);
+}
+
+/* Both gave it before they joined, and its outputs are given after. */
+START_TEST(an_unnamed_op_that_waits_for_outputs_is_not_the_first_one_after_the_join)
+{
+    struct hvi_completion sized[2];
+
+    hvt_bench_init(&bench, 2);
+    for (int32_t rank = 0; rank < 2; rank++) {
+        gather_unnamed(rank, 1, 0);
+        join(rank, 0);
+    }
+    for (int32_t rank = 0; rank < 2; rank++) {
+        sized[rank] = hvt_peer_complete(&bench.peers[rank], NULL, 0);
+        ck_assert_uint_eq(sized[rank].kind, HVI_COMPLETE_SIZED);
+        expect_joined(rank, 1);
+    }
+    give_output(0, &sized[0]);
+    gather_unnamed(0, 1, 64);
+    hvt_op_expect_nothing(&bench, 0, 1);
+    give_output(1, &sized[1]);
+    hvt_op_expect_all(&bench, 0, 1, HVI_OK, "");
+    gather_unnamed(1, 1, 64);
+    hvt_op_expect_all(&bench, 0, 1, HVI_OK, "");
+    hvt_bench_fini(&bench);
+}
+END_TEST
+
 START_TEST(a_failed_output_concerns_nobody_who_had_joined)
 {
     hvt_bench_init(&bench, 2);
@@ -389,6 +436,7 @@ int main(void)
     tcase_add_test(tcase, a_joined_rank_gives_and_takes_no_rows);
     tcase_add_test(tcase, rows_for_a_joined_rank_go_nowhere);
     tcase_add_loop_test(tcase, what_went_on_without_a_joined_rank_is_not_its_next_op, 0, 2);
+    tcase_add_test(tcase, an_unnamed_op_that_waits_for_outputs_is_not_the_first_one_after_the_join);
     tcase_add_test(tcase, a_failed_output_concerns_nobody_who_had_joined);
     tcase_add_test(tcase, a_cancelled_join_never_was);
     tcase_add_test(tcase, a_group_needs_no_joined_rank_until_it_has_not_joined);
