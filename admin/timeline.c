@@ -17,6 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -198,6 +199,21 @@ static void put_path(struct hvi_packet_msg *msg, const char *path)
         memcpy(msg->timeline_request.path, path, kept);
 }
 
+/* Not blocking: a FIFO nobody reads is an error and not a wait. *made_p: there was none. */
+static int open_file(const char *path, bool *made_p)
+{
+    const int flags = O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
+    const int fd = open(path, flags | O_EXCL, 0666);
+    *made_p = fd >= 0;
+    return fd < 0 && errno == EEXIST ? open(path, flags, 0666) : fd;
+}
+
+static bool is_empty(int fd)
+{
+    struct stat info;
+    return fstat(fd, &info) == 0 && info.st_size == 0;
+}
+
 int hvd_admin_timeline_start(const char *address, const char *job, int64_t owner, const char *path,
                              int mark_cycles, int64_t timeout_ns)
 {
@@ -208,14 +224,16 @@ int hvd_admin_timeline_start(const char *address, const char *job, int64_t owner
     if (path == NULL || path[0] == '\0')
         return admin_error(HVI_ERR_INVALID, "the path of the timeline is %s",
                            path == NULL ? "NULL" : "empty");
-    /* Not blocking: a FIFO nobody reads is an error and not a wait. */
-    const int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0666);
+    bool made;
+    const int fd = open_file(path, &made);
     if (fd < 0)
         return admin_error(HVI_ERR_INVALID, "cannot open %.800s: %s", path, strerror(errno));
     msg.timeline_request.start = true;
     msg.timeline_request.mark_cycles = mark_cycles != 0;
     put_path(&msg, path);
     status = ask(address, &msg, fd, timeout_ns);
+    if (made && status != HVI_OK && status != HVI_ERR_TIMEOUT && is_empty(fd))
+        unlink(path);
     close(fd);
     return status;
 }

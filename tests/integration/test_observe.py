@@ -3,13 +3,14 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import time
 
 import pytest
 
-from hvt import CtlError, Status, program, wait_until
+from hvt import CtlError, Status, program, scaled, stopped, wait_until
 from hvt.job import Job
 
 
@@ -80,6 +81,34 @@ def test_top_counts_what_happens_between_two_looks(daemon):
     with pytest.raises(CtlError) as caught:
         daemon.ctl.json("top", "nobody", "--interval", "0.05")
     assert caught.value.code == 1
+
+
+def test_top_says_that_the_engine_does_not_answer(daemon):
+    daemon.allow("engine-silent")
+    Job(daemon, 2, name="j")
+    with stopped(daemon.engine_of("j")):
+        top = daemon.ctl.run("top", "j", "--once", "--interval", "0.05")
+        assert top.returncode == 0 and top.stdout == "no ranks\n", top
+        assert re.search(r"the engine of job 'j' \(pid \d+\) did not answer", top.stderr), top
+        document = daemon.ctl.json("top", "j", "--interval", "0.05")
+        assert document["ranks"] == [] and "did not answer" in document["note"]
+
+
+def test_events_end_when_nobody_reads_them(daemon):
+    events = subprocess.Popen([program("hvdctl"), "events"], env=daemon.ctl.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert events.stdout.readline()
+    events.stdout.close()
+    assert events.wait(scaled(5)) == 0 and events.stderr.read() == b""
+    events.stderr.close()
+
+
+def test_a_timeline_that_is_refused_leaves_no_file(daemon, tmp_path):
+    there = tmp_path / "there"
+    there.touch()
+    for path in (tmp_path / "new", there):
+        done = daemon.ctl.run("timeline", "nobody", "start", str(path))
+        assert done.returncode == 1, done
+    assert list(tmp_path.iterdir()) == [there]
 
 
 @pytest.mark.parametrize("words", [("trace",), ("trace", "a", "--last", "0"), ("trace", "a", "--rank", "-1"),

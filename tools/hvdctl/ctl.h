@@ -88,8 +88,9 @@ struct ctl_top_row {
 void ctl_top_compare(struct ctl_top_row *row, const struct hvd_admin_rank *before,
                      uint64_t interval_ns);
 void ctl_show_top(const struct ctl *ctl, const struct ctl_top_row *rows, size_t count);
+/* `note`: what keeps it from being all there is; "": nothing. */
 void ctl_json_top(const struct ctl *ctl, const struct ctl_top_row *rows, size_t count,
-                  uint64_t interval_ns);
+                  uint64_t interval_ns, const char *note);
 /* One line each. `kind`: the event's name. */
 void ctl_show_subscribed(const struct ctl *ctl);
 void ctl_show_event(const struct ctl *ctl, const struct hvd_admin_event *event, const char *kind);

@@ -1,13 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  * `hvdctl events`: a subscription, a line for each event until interrupted. The first line says that it has begun: a
  * program that reads it, and then asks for the state, misses nothing. */
+#include "base/clock.h"
 #include "base/status.h"
 #include "tools/hvdctl/ctl.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stddef.h>
 #include <string.h>
 
+#define LOOK_NS      HVI_NS_SEC
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
 /* "unknown": a later hvdd's. */
@@ -50,11 +53,24 @@ static int flush(const struct ctl *ctl)
     return CTL_REFUSED;
 }
 
-/* One event; CTL_OK, or the exit code after a complaint. */
-static int show_next(const struct ctl *ctl, struct hvd_admin_events *events)
+/* Whoever read the output has gone. A pipe says so when it is written to; asked, it does before. */
+static bool is_unread(const struct ctl *ctl)
+{
+    struct pollfd out = {.fd = fileno(ctl->out)};
+    return poll(&out, 1, 0) > 0;
+}
+
+/* One event; CTL_OK, or the exit code after a complaint. *over_p: there will be nobody to show another to. */
+static int show_next(const struct ctl *ctl, struct hvd_admin_events *events, bool *over_p)
 {
     const struct hvd_admin_event *event;
-    const int status = hvd_admin_events_next(events, -1, &event);
+    int status;
+    do {
+        status = hvd_admin_events_next(events, LOOK_NS, &event);
+        *over_p = status == HVD_ERR_TIMEOUT && is_unread(ctl);
+    } while (status == HVD_ERR_TIMEOUT && !*over_p);
+    if (*over_p)
+        return CTL_OK;
     if (status != HVD_OK)
         return ctl_explain(ctl, status);
     if (ctl->json)
@@ -76,8 +92,9 @@ int ctl_events(const struct ctl *ctl, char **args, int count)
     else
         ctl_show_subscribed(ctl);
     code = flush(ctl);
-    while (code == CTL_OK)
-        code = show_next(ctl, events);
+    bool over = false;
+    while (code == CTL_OK && !over)
+        code = show_next(ctl, events, &over);
     hvd_admin_events_close(events);
     return code;
 }

@@ -352,10 +352,12 @@ void ctl_json_trace(const struct ctl *ctl, const char *job,
 }
 
 void ctl_json_top(const struct ctl *ctl, const struct ctl_top_row *rows, size_t count,
-                  uint64_t interval_ns)
+                  uint64_t interval_ns, const char *note)
 {
     cJSON *document = cJSON_CreateObject();
     add_u64(document, "interval_ns", interval_ns);
+    if (note[0] != '\0')
+        cJSON_AddStringToObject(document, "note", note);
     cJSON *array = cJSON_AddArrayToObject(document, "ranks");
     for (size_t i = 0; i < count; i++) {
         const struct ctl_top_row *row = &rows[i];

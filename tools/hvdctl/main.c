@@ -483,7 +483,7 @@ static int take_special(struct ctl *ctl, int letter)
     int code = CTL_OK;
     switch (letter) {
     case 'R':
-        code = number_option(ctl, "--rank", 0, HVI_RANKS_MAX - 1, &number);
+        code = number_option(ctl, "--rank", 0, HVI_JOB_RANKS_MAX - 1, &number);
         ctl->rank = (int32_t)number;
         return code;
     case 'l':

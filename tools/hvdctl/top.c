@@ -18,6 +18,7 @@ struct look {
     size_t count;
     struct hvd_admin_answer **replies; /* to which the rows' texts belong */
     size_t reply_count;
+    const char *note; /* what keeps it from being all there is; "": nothing */
 };
 
 static void look_free(struct look *look)
@@ -57,18 +58,24 @@ static int look_at_job(const struct ctl *ctl, const char *job, const uint32_t *u
     const int code = ctl_ask(ctl, &request, &reply);
     if (code != CTL_OK)
         return code;
+    ctl_say_silent(ctl, reply);
+    if (reply->text[0] != '\0')
+        look->note = reply->text;
     take_rows(look, job, reply);
     return CTL_OK;
 }
 
-/* Every job that may be looked at; one that ends meanwhile is not worth more than its sentence on stderr. */
+/* Every job that may be looked at; one that ends meanwhile is not worth more than its sentence on stderr, also where the rest
+ * is JSON. */
 static int look_at_all(const struct ctl *ctl, struct look *look)
 {
+    struct ctl aside = *ctl;
     struct hvd_admin_request request = ctl_request(HVD_ADMIN_JOBS);
     struct hvd_admin_answer *reply;
     const int code = ctl_ask(ctl, &request, &reply);
     if (code != CTL_OK)
         return code;
+    aside.json = false;
     for (size_t i = 0; i < reply->job_count; i++) {
         const struct hvd_admin_job *job = reply->jobs[i];
         bool seen = job->withheld != 0;
@@ -76,7 +83,7 @@ static int look_at_all(const struct ctl *ctl, struct look *look)
             seen = seen ||
                    (job->uid == reply->jobs[j]->uid && strcmp(job->job, reply->jobs[j]->job) == 0);
         if (!seen)
-            look_at_job(ctl, job->job, &job->uid, look);
+            look_at_job(&aside, job->job, &job->uid, look);
     }
     keep(look, reply);
     return CTL_OK;
@@ -85,7 +92,7 @@ static int look_at_all(const struct ctl *ctl, struct look *look)
 static int take_look(const struct ctl *ctl, const char *job, struct look *look)
 {
     look_free(look);
-    *look = (struct look){.at_ns = hvi_clock_ns()};
+    *look = (struct look){.at_ns = hvi_clock_ns(), .note = ""};
     return job != NULL ? look_at_job(ctl, job, NULL, look) : look_at_all(ctl, look);
 }
 
@@ -100,18 +107,22 @@ static const struct hvd_admin_rank *find(const struct look *look, const struct c
     return NULL;
 }
 
-static void print(const struct ctl *ctl, const struct look *before, struct look *after)
+static void print(const struct ctl *ctl, const char *job, const struct look *before,
+                  struct look *after)
 {
     const uint64_t interval_ns = after->at_ns - before->at_ns;
     for (size_t i = 0; i < after->count; i++)
         ctl_top_compare(&after->rows[i], find(before, &after->rows[i]), interval_ns);
     if (ctl->json) {
-        ctl_json_top(ctl, after->rows, after->count, interval_ns);
+        ctl_json_top(ctl, after->rows, after->count, interval_ns, after->note);
         return;
     }
     if (!ctl->once && isatty(fileno(ctl->out)))
         fputs("\033[H\033[2J", ctl->out);
-    ctl_show_top(ctl, after->rows, after->count);
+    if (job != NULL && after->count == 0)
+        fputs("no ranks\n", ctl->out);
+    else
+        ctl_show_top(ctl, after->rows, after->count);
     if (!ctl->once)
         fputc('\n', ctl->out);
     fflush(ctl->out);
@@ -138,7 +149,7 @@ int ctl_top(const struct ctl *ctl, char **args, int count)
         code = take_look(ctl, job, &after);
         if (code != CTL_OK)
             break;
-        print(ctl, &before, &after);
+        print(ctl, job, &before, &after);
         if (ctl->once || ctl->json || ferror(ctl->out))
             break;
         look_free(&before);

@@ -41,6 +41,7 @@ static const struct {
     {"trace x --last 0", "--last takes a number from 1 to 1024, not '0'"},
     {"trace x --last 1025", "--last takes a number from 1 to 1024, not '1025'"},
     {"status --loud", "unrecognized option '--loud'"},
+    {"trace x --rank 1048576", "--rank takes a number from 0 to 1048575"},
     {"status --timeout", "option '--timeout' requires an argument"},
     {"ranks ../x", "'../x' is no job id: 1 to 127 letters, digits or any of . _ : @ -"},
     {"stalls a/b", "'a/b' is no job id"},

@@ -97,6 +97,22 @@ START_TEST(without_a_job_every_job_is_looked_at)
 }
 END_TEST
 
+START_TEST(a_job_that_ends_between_the_questions_is_no_second_document)
+{
+    struct hvi_job_row jobs[] = {{.job = "gone", .size = 2, .generation = 1, .state = "running"}};
+    const struct hvt_line lines[] = {
+        {.kind = HVI_ADMIN_JOBS, .reply = {.jobs = jobs, .job_count = 1}},
+        {.kind = HVI_ADMIN_RANKS, .reply = {.status = HVI_ERR_NOT_FOUND, .text = "gone has ended"}},
+        {.kind = HVI_ADMIN_JOBS},
+    };
+    HVT_RUN(lines, "top --json --interval 0.01");
+    hvt_expect_end(0, "hvdctl: gone has ended\n");
+    ck_assert_ptr_eq(strstr(hvt_out, "{"), hvt_out);
+    ck_assert_ptr_nonnull(strstr(hvt_out, "\"interval_ns\""));
+    ck_assert_ptr_null(strstr(hvt_out, "error"));
+}
+END_TEST
+
 START_TEST(no_jobs_are_told_in_words)
 {
     const struct hvt_line lines[] = {{.kind = HVI_ADMIN_JOBS}, {.kind = HVI_ADMIN_JOBS}};
@@ -161,6 +177,7 @@ int main(void)
     tcase_add_test(tests, two_looks_are_subtracted_and_a_new_process_starts_from_nothing);
     tcase_add_test(tests, once_is_one_table);
     tcase_add_test(tests, without_a_job_every_job_is_looked_at);
+    tcase_add_test(tests, a_job_that_ends_between_the_questions_is_no_second_document);
     tcase_add_test(tests, no_jobs_are_told_in_words);
     tcase_add_test(tests, top_goes_on_until_the_job_has_ended);
     tcase_add_test(tests, top_ends_when_its_output_cannot_be_written);
