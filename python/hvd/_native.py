@@ -35,6 +35,7 @@ CALLERS_MISTAKES = frozenset((ERR_INVALID, ERR_DUPLICATE_NAME, ERR_UNSUPPORTED, 
 FROM_ENV = -1
 DIMS_MAX = 8
 GROUP_MAX = 1024
+NAMES_BYTES = 64 * 1024  # of the members of a group together
 
 #: Codes of element types (enum hvd_dtype) by the names that NumPy, ml_dtypes and torch share.
 DTYPES = {"uint8": 0, "int8": 1, "uint16": 2, "int16": 3, "int32": 4, "int64": 5, "float16": 6, "float32": 7,

@@ -153,6 +153,13 @@ def library_name(kind: str, name: str | None) -> bytes | None:
     return None if name is None else f"{kind}.{name}".encode()
 
 
+def group_most(name: str | None) -> int:
+    """How many tensors a group of this name has at most: each member's name begins with it, and all share an area."""
+    if not name:
+        return _native.GROUP_MAX
+    return max(1, min(_native.GROUP_MAX, _native.NAMES_BYTES // (len(name.encode()) + len("_1024of1024"))))
+
+
 class Collectives:
     """The collectives of one framework."""
 
@@ -268,7 +275,7 @@ class Collectives:
                                 prescale: float = 1.0, postscale: float = 1.0,
                                 process_set: ProcessSet = global_process_set) -> Started:
         """outputs[i] (may be tensors[i]) = reduction over the set."""
-        if len(tensors) > _native.GROUP_MAX:
+        if len(tensors) > _most(name):
             return _together([self.start_grouped_allreduce(tensors[part], outputs[part], op, part_name, prescale, postscale,
                                                            process_set) for part, part_name in _parts(tensors, name)])
         if tensors and not self.framework.on_host(tensors[0]):
@@ -283,7 +290,7 @@ class Collectives:
     def start_grouped_allgather(self, tensors: Sequence[Any], name: str | None,
                                 process_set: ProcessSet = global_process_set) -> Started:
         """Rows of all members for each tensor."""
-        if len(tensors) > _native.GROUP_MAX:
+        if len(tensors) > _most(name):
             return _together([self.start_grouped_allgather(tensors[part], part_name, process_set)
                               for part, part_name in _parts(tensors, name)])
         if tensors and not self.framework.on_host(tensors[0]):
@@ -296,7 +303,7 @@ class Collectives:
     def start_grouped_reducescatter(self, tensors: Sequence[Any], op: int, name: str | None, prescale: float = 1.0,
                                     postscale: float = 1.0, process_set: ProcessSet = global_process_set) -> Started:
         """This rank's rows of each reduction."""
-        if len(tensors) > _native.GROUP_MAX:
+        if len(tensors) > _most(name):
             return _together([self.start_grouped_reducescatter(tensors[part], op, part_name, prescale, postscale, process_set)
                               for part, part_name in _parts(tensors, name)])
         if tensors and not self.framework.on_host(tensors[0]):
@@ -316,10 +323,16 @@ class Collectives:
         return tuple(self._fetch(op, tensor) for op, tensor in zip(ops, tensors))
 
 
+def _most(name: str | None) -> int:
+    """group_most() for a group that a user calls so, of whichever kind."""
+    return group_most(None if name is None else f"grouped_reducescatter.{name}")
+
+
 def _parts(tensors: Sequence[Any], name: str | None) -> list[tuple[slice, str | None]]:
     """A group of more tensors than the library takes at once, as several: which tensors, and the part's name."""
-    begins = range(0, len(tensors), _native.GROUP_MAX)
-    return [(slice(begin, begin + _native.GROUP_MAX), None if name is None else f"{name}.{begin}") for begin in begins]
+    most = _most(None if name is None else f"{name}.{len(tensors)}")
+    return [(slice(begin, begin + most), None if name is None else f"{name}.{begin}")
+            for begin in range(0, len(tensors), most)]
 
 
 def _together(parts: Sequence[Started]) -> Started:

@@ -418,6 +418,8 @@ def check_groups_of_more_than_the_library_takes_at_once(hvd):
     many = [torch.full((1 + place % 3,), float(place)) for place in range(2050)]
     for place, total in enumerate(hvd.grouped_allreduce(many, op=hvd.Sum, name="many")):
         assert total.tolist() == [float(place * hvd.size())] * (1 + place % 3)
+    for place, total in enumerate(hvd.grouped_allreduce(many[:700], op=hvd.Sum, name=200 * "long")):  # the names are too much for one
+        assert total.tolist() == [float(place * hvd.size())] * (1 + place % 3)
     gathered = hvd.grouped_allgather(many)
     assert [int(rows.numel()) for rows in gathered] == [hvd.size() * (1 + place % 3) for place in range(2050)]
     wide = [torch.ones(hvd.size(), requires_grad=True) for _ in range(1025)]

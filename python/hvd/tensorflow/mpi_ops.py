@@ -20,6 +20,7 @@ from hvd.basics import (Adasum, Average, Max, Min, Product, Sum, ccl_built, cros
                         cuda_built, ddl_built, gloo_built, gloo_enabled, is_homogeneous, is_initialized,
                         local_rank, local_size, mpi_built, mpi_enabled, mpi_threads_supported, nccl_built, rank,
                         rocm_built, shutdown, size, start_timeline, stop_timeline)
+from hvd.collectives import group_most
 from hvd.exceptions import HorovodInternalError  # noqa: F401
 from hvd.process_sets import (ProcessSet, add_process_set, global_process_set, registered_id,  # noqa: F401
                               remove_process_set)
@@ -95,6 +96,19 @@ def _reduction(op: int, prescale_factor: float, postscale_factor: float, process
             "process_set_id": registered_id(process_set, what)}
 
 
+def _grouped(op: Any, kind: str, tensors: Sequence[Any], name: str | None, ignore_name_scope: bool, **how: Any) -> list[Any]:
+    """An op on all tensors; several, where they are more than one takes (hvd.collectives.group_most)."""
+    names = names_of(kind, name, tensors[0], ignore_name_scope)
+    if len(tensors) <= group_most(names["tensor_name"]):
+        return list(op(tensors=tensors, **how, **names))
+    most = group_most(names["tensor_name"] and f"{names['tensor_name']}.{len(tensors)}")
+    results: list[Any] = []
+    for begin in range(0, len(tensors), most):
+        part = {key: value and f"{value}.{begin}" for key, value in names.items()}
+        results += op(tensors=tensors[begin:begin + most], **how, **part)
+    return results
+
+
 # ---- the collectives ----
 
 
@@ -114,8 +128,7 @@ def _grouped_allreduce(tensors: Sequence[Any], name: str | None = None, op: int 
     """_allreduce of each tensor; all run together or none. Types may differ."""
     tensors = _group(tensors, "grouped_allreduce")
     how = _reduction(op, prescale_factor, postscale_factor, process_set, "Allreduce")
-    return list(ops.hvd_grouped_allreduce(
-        tensors=tensors, **how, **names_of("HorovodGroupedAllreduce", name, tensors[0], ignore_name_scope)))
+    return _grouped(ops.hvd_grouped_allreduce, "HorovodGroupedAllreduce", tensors, name, ignore_name_scope, **how)
 
 
 def allgather(tensor: Any, name: str | None = None, ignore_name_scope: bool = False,
@@ -131,9 +144,8 @@ def grouped_allgather(tensors: Sequence[Any], name: str | None = None, ignore_na
                       process_set: ProcessSet = global_process_set) -> list[Any]:
     """allgather() of each tensor; all run together or none."""
     tensors = _group(tensors, "grouped_allgather", rows=True)
-    return list(ops.hvd_grouped_allgather(
-        tensors=tensors, process_set_id=registered_id(process_set, "Allgather"),
-        **names_of("HorovodGroupedAllgather", name, tensors[0], ignore_name_scope)))
+    return _grouped(ops.hvd_grouped_allgather, "HorovodGroupedAllgather", tensors, name, ignore_name_scope,
+                    process_set_id=registered_id(process_set, "Allgather"))
 
 
 def broadcast(tensor: Any, root_rank: int, name: str | None = None, ignore_name_scope: bool = False,
@@ -210,8 +222,7 @@ def _grouped_reducescatter(tensors: Sequence[Any], name: str | None = None, op: 
     """_reducescatter of each tensor; all run together or none."""
     tensors = _group(tensors, "grouped_reducescatter", rows=True)
     how = _reduction(op, prescale_factor, postscale_factor, process_set, "Reducescatter")
-    return list(ops.hvd_grouped_reducescatter(
-        tensors=tensors, **how, **names_of("HorovodGroupedReducescatter", name, tensors[0], ignore_name_scope)))
+    return _grouped(ops.hvd_grouped_reducescatter, "HorovodGroupedReducescatter", tensors, name, ignore_name_scope, **how)
 
 
 def join() -> Any:

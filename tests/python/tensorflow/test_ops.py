@@ -280,6 +280,28 @@ def check_any_order(hvd):
             np.testing.assert_allclose(result, expected)
 
 
+def check_groups_of_more_than_an_op_takes(hvd):
+    """More tensors than 1024, and names that are too long together."""
+    import tensorflow as tf
+    if not modes.native() or hvd.size() > 2:
+        return  # as on other frameworks
+    count, long = 1030, "layer/" * 40
+    values = [np.full(2, place, np.float32) for place in range(count)]
+
+    def many(x):
+        sums = hvd.grouped_allreduce([x + value for value in values], op=hvd.Sum, name="many")
+        named = hvd.grouped_allreduce([x + value for value in values[:300]], op=hvd.Sum, name=long)
+        rows = hvd.grouped_allgather([x + value for value in values[:300]], name=long + "rows")
+        parts = hvd.grouped_reducescatter([tf.tile(x, [hvd.size()]) for _ in values], op=hvd.Sum)
+        return {"sums": tf.stack(sums), "named": tf.stack(named), "rows": tf.stack(rows), "parts": tf.stack(parts)}
+
+    got = modes.in_function(many, [np.zeros(2, np.float32)])
+    np.testing.assert_allclose(got["sums"], hvd.size() * np.stack(values))
+    np.testing.assert_allclose(got["named"], hvd.size() * np.stack(values[:300]))
+    np.testing.assert_allclose(got["rows"], np.tile(np.stack(values[:300]), [1, hvd.size()]))
+    assert got["parts"].shape == (count, 2) and not got["parts"].any()
+
+
 def check_names(hvd):
     """Graphs that are built alike give alike names, whatever was traced before; twins of a graph are told apart."""
     import tensorflow as tf
@@ -360,7 +382,7 @@ def check_everything():
             for check in (check_reductions, check_shapes_and_scales, check_gathers_and_broadcasts, check_alltoalls,
                           check_reducescatters, check_questions):
                 check(hvd, members, process_set)
-    for check in (check_large, check_broadcast_in_place, check_any_order, check_names, check_functions_keep_running, check_threads,
+    for check in (check_large, check_broadcast_in_place, check_any_order, check_groups_of_more_than_an_op_takes, check_names, check_functions_keep_running, check_threads,
                   check_join):
         check(hvd)
     hvd.shutdown()
