@@ -241,6 +241,14 @@ class BestModel(ForAnyKeras):
         super().on_train_begin(logs)
 
 
+class BestModelOfKeras(BestModel):
+    """BestModel with the arguments in the order of horovod.keras', which has no save_weights_only."""
+
+    def __init__(self, monitor: str = "val_loss", verbose: int = 0, mode: str = "auto", save_freq: str | int = "epoch",
+                 save_weights_only: bool = False) -> None:
+        super().__init__(monitor, verbose, save_weights_only, mode, save_freq)
+
+
 def for_keras(keras: Any, framework: Any, module: str) -> Callable[[str, type, type], type]:
     """A function of (name, one of the classes here, its base in Keras) that makes the class which users get."""
 

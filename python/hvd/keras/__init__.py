@@ -15,7 +15,7 @@ from typing import Any
 import keras
 
 from hvd._keras.api import Api
-from hvd.basics import (Average, Sum, ccl_built, cross_rank, cross_size, cuda_built, ddl_built, gloo_built, gloo_enabled,
+from hvd.basics import (Adasum, Average, Sum, ccl_built, cross_rank, cross_size, cuda_built, ddl_built, gloo_built, gloo_enabled,
                         is_initialized, local_rank, local_size, mpi_built, mpi_enabled, mpi_threads_supported,
                         nccl_built, rank, rocm_built, shutdown, size, start_timeline, stop_timeline)
 from hvd.keras import callbacks, elastic

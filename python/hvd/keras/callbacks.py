@@ -13,4 +13,4 @@ BroadcastGlobalVariablesCallback = _made("BroadcastGlobalVariablesCallback", _ca
 MetricAverageCallback = _made("MetricAverageCallback", _callbacks.MetricAverage)
 LearningRateScheduleCallback = _made("LearningRateScheduleCallback", _callbacks.LearningRateSchedule)
 LearningRateWarmupCallback = _made("LearningRateWarmupCallback", _callbacks.LearningRateWarmup)
-BestModelCheckpoint = _made("BestModelCheckpoint", _callbacks.BestModel, keras.callbacks.ModelCheckpoint)
+BestModelCheckpoint = _made("BestModelCheckpoint", _callbacks.BestModelOfKeras, keras.callbacks.ModelCheckpoint)

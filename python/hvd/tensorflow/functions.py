@@ -167,11 +167,15 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
         self.bcast_op: Any = None
         self.device = device
 
+    @staticmethod
+    def _broadcast(root_rank: int) -> Any:
+        return broadcast_global_variables(root_rank)
+
     def begin(self) -> None:
         """Makes the op, once for each graph."""
         if self.bcast_op is None or self.bcast_op.graph is not tf.compat.v1.get_default_graph():
             with on_device(self.device):
-                self.bcast_op = broadcast_global_variables(self.root_rank)
+                self.bcast_op = self._broadcast(self.root_rank)
 
     def after_create_session(self, session: Any, coord: Any) -> None:
         """Runs it."""

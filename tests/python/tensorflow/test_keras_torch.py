@@ -111,6 +111,8 @@ def check_callbacks(keras, hvd):
         everyone = hvd.allgather(array[None]).numpy()
         np.testing.assert_array_equal(everyone[0], everyone[1])
     assert history["lr"][0] == pytest.approx(0.05)
+    best = hvd.callbacks.BestModelCheckpoint("loss", 1, "max", "epoch")  # horovod.keras' order
+    assert (best.monitor, best.verbose, best.save_weights_only, best.mode, best.save_freq) == ("loss", 1, False, "max", "epoch")
     state = hvd.elastic.KerasState(model, epoch=hvd.rank())
     state.sync()
     assert state.epoch == 0

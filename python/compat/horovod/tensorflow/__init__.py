@@ -21,7 +21,7 @@ from horovod.tensorflow.mpi_ops import (
     rank_op, remove_process_set, rocm_built, shutdown, size, size_op, start_timeline, stop_timeline)
 from horovod.tensorflow.util import _cache, _executing_eagerly, _make_subgraph, refs_to_vars, vars_to_refs
 from hvd.tensorflow import (
-    BroadcastGlobalVariablesHook, DistributedGradientTape, DistributedOptimizer, PartialDistributedGradientTape,
+    BroadcastGlobalVariablesHook as _Hook, DistributedGradientTape, DistributedOptimizer, PartialDistributedGradientTape,
     allreduce, broadcast_global_variables as _broadcast_global_variables, grouped_allreduce, grouped_reducescatter,
     reducescatter)
 
@@ -31,6 +31,12 @@ def broadcast_global_variables(root_rank: int) -> Any:
     if tf.executing_eagerly() or tf.compat.v1.global_variables():
         return _broadcast_global_variables(root_rank)
     return tf.no_op()
+
+
+class BroadcastGlobalVariablesHook(_Hook):
+    """hvd.tensorflow's, for graphs without global variables as well."""
+
+    _broadcast = staticmethod(broadcast_global_variables)
 
 
 _LATER = {"SyncBatchNormalization": "horovod.tensorflow.sync_batch_norm"}
