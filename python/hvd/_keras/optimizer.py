@@ -227,6 +227,12 @@ class _Keras2New(_Keras2):
 class _Keras2Legacy(_Keras2):
     """Optimizers before that, and keras.optimizers.legacy."""
 
+    def _compute_gradients(self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None) -> Any:
+        """Reduced gradients of a loss, for apply_gradients()."""
+        pairs = self._hvd_base._compute_gradients(self, loss, var_list, grad_loss, tape=tape)
+        grads, variables = zip(*pairs)
+        return list(zip(self._hvd_give_out(grads, variables), variables))
+
     def _aggregate_gradients(self, grads_and_vars: Any) -> Any:
         grads, variables = zip(*grads_and_vars)
         return self._hvd_base._aggregate_gradients(self, list(zip(self._hvd_give_out(grads, variables), variables)))
@@ -246,13 +252,16 @@ def _teach_loss_scaling_2(loss_scale_optimizer: type) -> None:
         return _apply_2(self.inner_optimizer, self, functools.partial(apply, self), grads_and_vars, args, kwargs)
     loss_scale_optimizer.apply_gradients = apply_gradients
 
-    gradients = getattr(loss_scale_optimizer, "get_gradients", None)
-    if gradients:
+    def teach(gradients: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(gradients)
-        def get_gradients(self: Any, loss: Any, params: Any) -> Any:
+        def scaled(self: Any, *args: Any, **kwargs: Any) -> Any:
             with contextlib.nullcontext() if outer(self) else self.inner_optimizer._hvd_pass():
-                return gradients(self, loss, params)
-        loss_scale_optimizer.get_gradients = get_gradients
+                return gradients(self, *args, **kwargs)
+        return scaled
+
+    for name in ("get_gradients", "_compute_gradients"):
+        if hasattr(loss_scale_optimizer, name):
+            setattr(loss_scale_optimizer, name, teach(getattr(loss_scale_optimizer, name)))
 
 
 # ---- which Keras ----

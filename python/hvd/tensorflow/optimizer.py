@@ -59,6 +59,12 @@ class _DistributedOptimizer(_Wrapper):
         reduce = self._aggregation.compute_gradients if self._aggregation else self._reduce
         return list(zip(reduce(grads, variables), variables))
 
+    def _allreduce_grads(self, grads: Any, vars: Any = None,  # pylint: disable=redefined-builtin
+                         use_generic_names: bool = False) -> list[Any]:
+        """Reduced gradients, for programs that clip or sum up between this and apply_gradients(): Horovod's name."""
+        grads = list(grads)
+        return self._reduce(grads, grads if vars is None else list(vars), use_generic_names or vars is None)
+
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
         """As the optimizer's own; only in the runs in which compute_gradients() has reduced."""
         grads_and_vars = list(grads_and_vars)

@@ -292,6 +292,18 @@ def case_minimize_and_gradients_given_out(keras, hvd):
         optimizer = hvd.DistributedOptimizer(make(1.0), op=hvd.Sum)
         optimizer.minimize(lambda: factor * variable, [variable])
         np.testing.assert_allclose(variable.numpy(), [-2.0])
+    for flag in (True, False):
+        variable = tf.Variable([1.0])
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.legacy.SGD(1.0), op=hvd.Sum)
+        given = optimizer._compute_gradients(lambda: factor * variable, [variable])
+        np.testing.assert_allclose(given[0][0].numpy(), [3.0])
+        optimizer.apply_gradients(given, experimental_aggregate_gradients=flag)
+        np.testing.assert_allclose(variable.numpy(), [-2.0])
+    for wrap in (lambda o: scaled(keras, hvd.DistributedOptimizer(o, op=hvd.Sum)),
+                 lambda o: hvd.DistributedOptimizer(scaled(keras, o), op=hvd.Sum)):
+        variable = tf.Variable([1.0])
+        wrap(keras.optimizers.legacy.SGD(1.0)).minimize(lambda: factor * variable, [variable])
+        np.testing.assert_allclose(variable.numpy(), [-2.0])
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), op=hvd.Sum)
     given = optimizer._compute_gradients(lambda: factor * variable, [variable])
     np.testing.assert_allclose(given[0][0].numpy(), [3.0])

@@ -146,6 +146,19 @@ def check_local(hvd: Any) -> None:
                 np.testing.assert_allclose(session.run(variable), [-(hvd.rank() + 1.0) / by] * 2)
 
 
+def check_reduced_before_it_is_clipped(hvd: Any) -> None:
+    """As programs do that take the gradients of the optimizer below."""
+    with tf.Graph().as_default():
+        problem = Problem(hvd, descent()())
+        pairs = [(grad, variable) for grad, variable in v1.train.Optimizer.compute_gradients(
+            problem.optimizer._optimizer, problem.x * tf.reduce_sum(problem.dense)) if grad is not None]
+        grads, variables = zip(*pairs)
+        given = [problem.optimizer._allreduce_grads(grads), problem.optimizer._allreduce_grads(grads, variables)]
+        with session_of(hvd) as session:
+            for reduced in session.run(given, {problem.x: float(hvd.rank())}):
+                np.testing.assert_allclose(reduced[0], [(hvd.size() - 1) / 2] * 3)
+
+
 def check_delegation(hvd: Any) -> None:
     with tf.Graph().as_default():
         problem = Problem(hvd, v1.train.MomentumOptimizer(0.1, 0.9))
@@ -192,6 +205,7 @@ def check_everything(resources: bool) -> None:
     check_accumulation(hvd)
     check_adasum(hvd)
     check_local(hvd)
+    check_reduced_before_it_is_clipped(hvd)
     check_delegation(hvd)
     check_checkpoint(hvd)
     check_broadcast(hvd)
