@@ -8,7 +8,10 @@
 #
 # o3          gcc at -O3, as packagers build: there gcc warns of more
 # arm         built for aarch64; unit tests under an emulator
-# tensorflow  hvd.tensorflow and hvd.keras on TensorFlow 2.15, and with Keras 2 and optimizers of TensorFlow 1 on the newest
+# tensorflow  hvd.tensorflow and hvd.keras on TensorFlow 2.15, and with Keras 2 and optimizers of TensorFlow 1 on the newest; its
+#             examples
+# asan        the tests that .ci/run leaves out of its steps asan and tsan because they take minutes there (tests/skips.txt: ci-asan,
+# tsan        ci-tsan)
 # slow        what takes minutes: other numbers of ranks on PyTorch, integration.bench and .regress, property.selftest
 # huge        tensors of more than 4 GiB
 # launchers   jobs on two nodes that torchrun, Open MPI, Slurm, MPICH and Intel MPI have started
@@ -28,7 +31,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-all=(o3 arm tensorflow slow huge launchers nodes gpus ucx coverage debian13 booted containers service fuzz soak)
+all=(o3 arm tensorflow asan tsan slow huge launchers nodes gpus ucx coverage debian13 booted containers service fuzz soak)
 folder=$PWD/build-nightly
 budget_s=6000
 rows=()
@@ -53,7 +56,11 @@ step_o3() {
     cmake --build build-o3 -j "$(nproc)"
 }
 step_arm() { scripts/arm.sh; }
-step_tensorflow() { scripts/test.sh tensorflow -C Nightly -R 'tf215|tf_keras|tf221.(environment|optimizer_v1)'; }
+step_tensorflow() { scripts/test.sh tensorflow -C Nightly -R 'tf215|tf_keras|tf221.(environment|optimizer_v1|examples)'; }
+# What .ci/run leaves out as it takes minutes, as a regular expression.
+left_out() { sed -n "s/^\([a-z_.]*\) *$1 *minutes there.*/\1/p" tests/skips.txt | paste -sd '|'; }
+step_asan() { scripts/test.sh asan -R "^($(left_out ci-asan))\$"; }
+step_tsan() { scripts/test.sh tsan -R "^($(left_out ci-tsan))\$"; }
 step_slow() { scripts/test.sh release -C Nightly -R 'python.(environment|(distributed|torch|torch_errors|torch_state).whole)|integration.(bench|regress)|property.selftest'; }
 step_huge() {
     build_release
