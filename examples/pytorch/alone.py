@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One process, as in a notebook: no launcher, no daemon to start, `hvd.init()` alone. The cells also work one by one.
 
+    pip install cloudpickle      # for hvd.run, the last cell
     python alone.py
 """
 # %% Rank 0 of 1.

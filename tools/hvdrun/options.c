@@ -397,11 +397,16 @@ static int check_whole(const struct taking *taking)
 /* The time for the start that the environment gives, if any. */
 static int take_environment(struct taking *taking)
 {
-    const char *text = getenv("HOROVOD_START_TIMEOUT");
-    if (text == NULL || text[0] == '\0' ||
-        text_parse_seconds(text, &taking->options->start_timeout_ns) == 0)
-        return 0;
-    return complain(taking, "HOROVOD_START_TIMEOUT is no number of seconds: '%s'", text);
+    static const char *const names[] = {"HVD_START_TIMEOUT", "HOROVOD_START_TIMEOUT"};
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        const char *text = getenv(names[i]);
+        if (text == NULL || text[0] == '\0')
+            continue;
+        if (text_parse_seconds(text, &taking->options->start_timeout_ns) == 0)
+            return 0;
+        return complain(taking, "%s is no number of seconds: '%s'", names[i], text);
+    }
+    return 0;
 }
 
 /* How autotuning is to work is of no interest unless it is on. */

@@ -116,7 +116,7 @@ enum hvd_dtype {
     HVD_FLOAT16 = 6,
     HVD_FLOAT32 = 7,
     HVD_FLOAT64 = 8,
-    HVD_BOOL = 9, /* one byte, 0 or 1 */
+    HVD_BOOL = 9, /* one byte, 0 or 1; HVD_MIN is "and", HVD_MAX "or", other reductions HVD_ERR_UNSUPPORTED */
     HVD_BFLOAT16 = 10,
     HVD_FLOAT8_E4M3 = 11, /* "e4m3fn": no infinities; NaN is 0x7f and 0xff, the largest is 448 */
     HVD_FLOAT8_E5M2 = 12
@@ -262,9 +262,11 @@ HVD_API int hvd_session_status(struct hvd_session *session);
  * doctor says; HVD_FOREIGN_MEMORY=always or never decides otherwise).
  * Ranks of the job map it too while they do allreduces of up to 4 MiB together, unless rank 0 has
  * HVD_EXPRESS=small; whoever waits for such an op does a part of it.
- * Blocks while pages are reserved. HVD_ERR_NO_MEMORY, HVD_ERR_LIMIT. */
+ * Blocks while pages are reserved, and for the engine's answer, 8 s at most. HVD_ERR_INVALID: 0 bytes; HVD_ERR_NO_MEMORY,
+ * HVD_ERR_LIMIT; HVD_ERR_TIMEOUT: the engine did not answer, and nothing is left. */
 HVD_API int hvd_alloc(struct hvd_session *session, size_t bytes, void **ptr_p);
-/* `ptr` from hvd_alloc. HVD_ERR_BUSY while an op in flight uses it, HVD_ERR_NOT_FOUND. */
+/* `ptr` from hvd_alloc. Blocks until the engine has let go of it, 8 s at most. HVD_ERR_BUSY while an op in flight uses it,
+ * HVD_ERR_NOT_FOUND. */
 HVD_API int hvd_free(struct hvd_session *session, void *ptr);
 
 /* Shared memory of the process, of no session, as ncclMemAlloc's is of no communicator: for
@@ -280,15 +282,16 @@ HVD_API int hvd_mem_free(void *ptr);
  * tensors inside [ptr, ptr + bytes) allocates nothing. The memory stays the caller's and must
  * outlive the registration. For memory that cannot be adopted where it is otherwise copied whole.
  * hvd_mem_alloc's needs no twin: wherever `ptr` points to in it, all of it is as hvd_alloc's from then
- * on, until hvd_deregister or hvd_close.
- */
+ * on, until hvd_deregister or hvd_close. Blocks as hvd_alloc does. HVD_ERR_INVALID: NULL, 0 bytes, or memory that this session
+ * knows already; HVD_ERR_NO_MEMORY, HVD_ERR_LIMIT, HVD_ERR_TIMEOUT. */
 HVD_API int hvd_register(struct hvd_session *session, void *ptr, size_t bytes);
 
 /* Makes long-lived private memory of the caller's shared memory where it is, contents kept: from
  * then on its tensors are as fast as hvd_alloc's. Adopted are the whole pages inside [ptr, ptr +
  * bytes), and, of a malloc'ed buffer with a mapping of its own (128 KiB to 32 MiB and larger,
  * mallopt(3)), all of it; a tensor that reaches beyond is served like ordinary memory. Nobody may
- * write to the memory during the call. Costs a copy and one descriptor. HVD_ERR_INVALID for anything but
+ * write to the memory during the call. Costs a copy and one descriptor. Blocks for the engine's
+ * answer, 8 s at most: HVD_ERR_TIMEOUT. HVD_ERR_INVALID for anything but
  * private anonymous memory (files, shared memory, stacks, malloc's heaps, hugetlb, locked pages)
  * and for what this session knows already; HVD_ERR_BUSY while an op uses it; HVD_ERR_NO_MEMORY,
  * _LIMIT. Memory that is pinned for a device (CUDA, RDMA, io_uring) must not be adopted: the device
@@ -299,7 +302,7 @@ HVD_API int hvd_register(struct hvd_session *session, void *ptr, size_t bytes);
  *   fork      The child has a view of its own: what it writes stays there; what it has not written
  *             shows what the parent has there now, not what it had at the fork. */
 HVD_API int hvd_adopt(struct hvd_session *session, void *ptr, size_t bytes);
-/* `ptr` from hvd_register or hvd_adopt. HVD_ERR_BUSY while an op in flight uses it,
+/* `ptr` from hvd_register or hvd_adopt. Blocks as hvd_free does. HVD_ERR_BUSY while an op in flight uses it,
  * HVD_ERR_NOT_FOUND. HVD_ERR_NO_MEMORY: adopted memory is forgotten, keeps its contents and stays
  * shared memory. */
 HVD_API int hvd_deregister(struct hvd_session *session, void *ptr);
@@ -389,13 +392,13 @@ HVD_API int hvd_allreduce_async(struct hvd_session *session, const char *name,
                                 enum hvd_reduce_op reduce_op, const struct hvd_op_options *options,
                                 struct hvd_op **op_p);
 /* Concatenation along the first dimension, by set rank; first dimensions may differ (also 0), the
- * others must be equal.
+ * others must be equal. A scalar has no rows: HVD_ERR_INVALID.
  * `in` may be this rank's own part of `out`.
  * `out` NULL: the library provides the memory, see hvd_op_result; it lives until hvd_op_free.
  * Otherwise out->data must have room for the whole result as described by out's dims
  * (HVD_ERR_TOO_SMALL if it has not); out's first dimension may be larger than the result's. With
  * out NULL the op makes progress inside hvd_test, the hvd_wait functions and hvd_session_status:
- * the first of them that learns its size makes and announces shared memory, as above (5 s at
+ * the first of them that learns its size makes and announces shared memory, as above (8 s at
  * most). */
 HVD_API int hvd_allgather_async(struct hvd_session *session, const char *name,
                                 const struct hvd_tensor *in, const struct hvd_tensor *out,
@@ -571,7 +574,8 @@ HVD_API int hvd_op_culprit(const struct hvd_op *op);
  * the GPU's worker dies; when hvdd is dead as well, with a call of this session, or a later one, 10 s
  * after that: a thread that waits for its stream alone then waits for ever.
  * HVD_ERR_UNSUPPORTED for an op of memory of the host (call hvd_wait) and while the stream is captured
- * into a graph; HVD_ERR_INVALID for a stream of another device. */
+ * into a graph; HVD_ERR_INVALID for NULL (CU_STREAM_LEGACY and CU_STREAM_PER_THREAD name the default ones) and for a stream of
+ * another device. */
 HVD_API int hvd_op_stream_wait(struct hvd_op *op, void *stream);
 /* Releases a finished op. An op in flight is released once it finishes; until then its memory must
  * stay, and its output is then undefined. NULL is fine. */

@@ -107,6 +107,10 @@ START_TEST(the_environment_may_give_the_time_for_the_start)
     ck_assert(options.start_timeout_ns == 12000000000ull);
     ck_assert_int_eq(parse("-np 1 --start-timeout 3 x"), 0);
     ck_assert(options.start_timeout_ns == 3000000000ull);
+    setenv("HVD_START_TIMEOUT", "7", 1);
+    ck_assert_int_eq(parse("-np 1 x"), 0);
+    ck_assert(options.start_timeout_ns == 7000000000ull);
+    unsetenv("HVD_START_TIMEOUT");
     setenv("HOROVOD_START_TIMEOUT", "soon", 1);
     EXPECT_ERROR("-np 1 x", "HOROVOD_START_TIMEOUT is no number of seconds: 'soon'");
     unsetenv("HOROVOD_START_TIMEOUT");
