@@ -45,34 +45,75 @@ static void excuse(struct engine_order *order, const struct engine_set *set, uin
     }
 }
 
-/* Last is who submitted last: the engine may take several ranks' submissions in at once. */
-static void everybody_has(struct engine_order *order, struct engine_set *set, uint32_t last)
-{
-    struct engine_op *join = set->join;
-
-    for (uint32_t i = 0; i < set->places; i++) {
-        if (join->parts[i]->arrived_ns > join->parts[last]->arrived_ns)
-            last = i;
-    }
-    if (set->span)
-        engine_span_report_join(order, join, set->ranks[last]);
-    else
-        engine_join_end(order, set, set->ranks[last]);
-}
-
-/* Complete on this node, which is all there is: it goes on by itself, whatever its number means. */
+/* It goes on by itself, whatever its number means. */
 static bool waits_for_outputs(const struct engine_op *op)
 {
     return op->state == ENGINE_OP_SIZING ||
            (op->state == ENGINE_OP_HELD && op->group->group_started);
 }
 
-/* Unnamed ops count from 1 again. The root of several nodes still means older ones by their numbers. */
-static void count_anew(struct engine_set *set)
+/* The root has yet to hear of it: its outputs are to come first, or it may come back. */
+static bool owes(const struct engine_op *op)
+{
+    return (!op->reported && waits_for_outputs(op)) ||
+           (op->retracting && op->state == ENGINE_OP_REPORTED && !op->sized);
+}
+
+/* Who submitted last, in doubt `last`: the engine may take several ranks' submissions in at once. */
+static int32_t last_of(const struct engine_set *set, uint32_t last)
+{
+    struct engine_part **parts = set->join->parts;
+
+    for (uint32_t i = 0; i < set->places; i++) {
+        if (parts[i]->arrived_ns > parts[last]->arrived_ns)
+            last = i;
+    }
+    return set->ranks[last];
+}
+
+/* To the root, behind all that the ranks of this node had brought before. */
+static void report(struct engine_order *order, struct engine_set *set, uint32_t last)
+{
+    for (const struct engine_op *op = set->first; op; op = op->set_next) {
+        if (op != set->join && owes(op))
+            return;
+    }
+    engine_span_report_join(order, set->join, last_of(set, last));
+}
+
+void engine_join_check(struct engine_order *order, struct engine_set *set)
+{
+    if (set->span && set->join && !set->join->reported && set->joined == set->places &&
+        order->broken_status == HVI_OK)
+        report(order, set, 0);
+}
+
+static void everybody_has(struct engine_order *order, struct engine_set *set, uint32_t last)
+{
+    if (set->span)
+        report(order, set, last);
+    else
+        engine_join_end(order, set, last_of(set, last));
+}
+
+/* The op is no longer what its number means. */
+static void let_go_of_number(struct engine_op *op)
+{
+    if (op->tensor->anon && op->tensor->waiting == op)
+        op->tensor->waiting = NULL;
+}
+
+/* Unnamed ops count from 1 again. On several nodes all that was brought before the join is decided; what the schedule has
+ * started goes on, and cannot come back any more. */
+static void count_anew(struct engine_order *order, struct engine_set *set)
 {
     for (struct engine_op *op = set->first; op && !set->span; op = op->set_next) {
-        if (op->tensor->anon && op->tensor->waiting == op && waits_for_outputs(op))
-            op->tensor->waiting = NULL;
+        if (waits_for_outputs(op))
+            let_go_of_number(op);
+    }
+    for (struct engine_op *op = order->schedule.first; op; op = op->set_next) {
+        if (op->set == set && !op->withdrawn)
+            let_go_of_number(op);
     }
     engine_set_restart(set);
 }
@@ -85,7 +126,7 @@ void engine_join_end(struct engine_order *order, struct engine_set *set, int32_t
         join->parts[i]->rows = last;
     set->join = NULL;
     set->joined = 0;
-    count_anew(set);
+    count_anew(order, set);
     engine_op_finish(order, join, HVI_OK, NULL, -1);
 }
 

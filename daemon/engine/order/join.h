@@ -12,6 +12,8 @@ bool engine_join_has(const struct engine_set *set, uint32_t place);
 
 /* Within order/: every member has joined, here and on other nodes. */
 void engine_join_end(struct engine_order *order, struct engine_set *set, int32_t last);
+/* Within order/: the root hears that all members of this node have joined, once it has heard of what they had brought before. */
+void engine_join_check(struct engine_order *order, struct engine_set *set);
 /* Within order/: it has more data after all. */
 void engine_join_undo(struct engine_op *join, uint32_t place);
 

@@ -376,6 +376,7 @@ static void fail_together(struct engine_order *order, struct engine_op *origin,
                           const struct engine_op *decided, int status, const char *text,
                           int32_t culprit)
 {
+    struct engine_set *set = engine_set_get(origin->set);
     struct engine_op *fallen = fall_together(order, origin), *next;
 
     for (struct engine_op *each = fallen; each; each = each->fallen)
@@ -390,6 +391,8 @@ static void fail_together(struct engine_order *order, struct engine_op *origin,
         else
             op_free(order, each);
     }
+    engine_join_check(order, set);
+    engine_set_put(set);
 }
 
 static void log_failure(const struct engine_order *order, int status, const char *text)
@@ -702,14 +705,17 @@ static bool memory_fits(struct engine_order *order, struct engine_op *op,
 void engine_negotiate_output(struct engine_order *order, struct engine_part *part)
 {
     struct engine_op *op = part->op;
+    struct engine_set *set = op->set;
 
     if (op->state == ENGINE_OP_REPORTED) /* another output did not fit */
         return;
     HVI_ASSERT(op->state == ENGINE_OP_SIZING && op->outputs_missing > 0);
-    if (part->in_bytes == 0 && !memory_fits(order, op, part))
-        return;
-    if (output_fits(order, op, part) && --op->outputs_missing == 0)
+    engine_set_get(set); /* the op may be what keeps it */
+    if ((part->in_bytes != 0 || memory_fits(order, op, part)) && output_fits(order, op, part) &&
+        --op->outputs_missing == 0)
         outputs_known(order, op);
+    engine_join_check(order, set);
+    engine_set_put(set);
 }
 
 /* ---- taking a part back ---- */
@@ -723,8 +729,9 @@ void engine_negotiate_cancel_text(const struct engine_part *part, char *text_p, 
              label, part->rank);
 }
 
-static void withdraw_one(struct engine_order *order, struct engine_part *part, int status,
-                         const char *text)
+/* `last`: no other part of the op is taken back with this one. */
+static void withdraw_one(struct engine_order *order, struct engine_part *part, bool last,
+                         int status, const char *text)
 {
     struct engine_op *op = part->op;
 
@@ -736,12 +743,21 @@ static void withdraw_one(struct engine_order *order, struct engine_part *part, i
     /* A rank that has joined meanwhile will not come again, and is not waited for. */
     if (op == op->set->join || op->partial || !engine_join_has(op->set, part->place))
         op->missing++;
-    bool complete = op->missing == 0 && op->state == ENGINE_OP_WAITING && !part->leader;
+    bool complete = last && op->missing == 0 && op->state == ENGINE_OP_WAITING && !part->leader;
     if (op->parts_present == 0)
         finish_waiting(order, op, HVI_ERR_CANCELLED, "nobody is left", -1);
     else if (complete)
         engine_op_complete(order, op);
     order->sink->answer(part, status, text, part->rank);
+}
+
+static uint32_t count_withdrawn(const struct engine_op *op)
+{
+    uint32_t count = 0;
+
+    for (uint32_t i = 0; i < op->set->places; i++)
+        count += op->parts[i] && op->parts[i]->withdrawn;
+    return count;
 }
 
 void engine_op_return(struct engine_order *order, struct engine_op *op)
@@ -750,15 +766,13 @@ void engine_op_return(struct engine_order *order, struct engine_op *op)
 
     op->reported = op->retracting = op->given_up = false;
     engine_op_set_state(op, ENGINE_OP_WAITING, "a rank takes its part back");
-    for (uint32_t left = op->parts_present, i = 0; left > 0; i++) {
+    for (uint32_t left = count_withdrawn(op), i = 0; left > 0; i++) {
         struct engine_part *part = op->parts[i];
-        if (!part)
+        if (!part || !part->withdrawn)
             continue;
         left--;
-        if (!part->withdrawn)
-            continue;
         engine_negotiate_cancel_text(part, text, sizeof text);
-        withdraw_one(order, part, HVI_ERR_CANCELLED, text);
+        withdraw_one(order, part, left == 0, HVI_ERR_CANCELLED, text);
     }
 }
 
@@ -815,7 +829,7 @@ bool engine_negotiate_withdraw(struct engine_order *order, struct engine_part *p
     do {
         each = next;
         next = each->sibling;
-        withdraw_one(order, each, status, text);
+        withdraw_one(order, each, true, status, text);
     } while (next && next != part);
     return true;
 }

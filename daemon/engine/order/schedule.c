@@ -220,7 +220,8 @@ void engine_schedule_note(struct engine_order *order, const struct engine_op *op
 {
     struct engine_schedule *schedule = &order->schedule;
 
-    if (!order->replay || !engine_schedule_may_repeat(op))
+    /* Steps are the root's to find, and whether they are replayed is its node's setting. */
+    if ((order->root && !order->replay) || !engine_schedule_may_repeat(op))
         return;
     if (!schedule->past)
         schedule->past = calloc(ENGINE_STEP_MAX, sizeof(struct engine_tensor *));

@@ -291,6 +291,7 @@ int engine_verdict_hear(struct engine_order *order, const struct hvi_mesh_verdic
         hearing.op = NULL;
     engine_set_get(hearing.set); /* it may be what goes */
     int status = carry_out(&hearing);
+    engine_join_check(order, hearing.set);
     engine_tensor_put(&order->tensors, hearing.tensor);
     engine_set_put(hearing.set);
     return status;

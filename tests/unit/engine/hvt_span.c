@@ -382,7 +382,7 @@ static bool give_outputs(struct hvt_job *job)
     for (int32_t rank = 0; rank < job->size; rank++) {
         for (uint32_t i = 0; i < HVT_EACH; i++) {
             struct hvt_part *my = &job->parts[rank][i];
-            if (!my->used || my->over || !my->asked)
+            if (!my->used || my->over || !my->asked || my->node->withholds)
                 continue;
             my->asked = false;
             if (my->part.memory == ENGINE_MEMORY_ANY)

@@ -42,6 +42,7 @@ struct hvt_node {
     uint32_t tentative_count;
     uint64_t replayed, withdrawn; /* works */
     bool holds;                   /* data that tentative works wait for is on its way */
+    bool withholds;               /* outputs: its ranks do not wait for their ops */
     uint64_t workers
         [HVT_RANKS]; /* of the last work: as it was told of GPUs, by set rank or sender and receiver */
     uint32_t worker_count; /* 0: memory of the host */
