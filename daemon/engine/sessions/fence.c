@@ -118,6 +118,16 @@ static bool must_wait(const struct engine_fences *fences, uint64_t after)
     return fences->unstarted && fences->unstarted->slots.share.part.copy.seq <= after;
 }
 
+/* A join comes after what its rank has brought in the set before, also what is held. */
+static void come_behind_held(const struct engine_fences *fences, struct hvi_submission *join)
+{
+    for (const struct engine_request *held = fences->held; held; held = held->next) {
+        const struct hvi_submission *copy = &held->slots.share.part.copy;
+        if (copy->process_set == join->process_set && copy->after > join->after)
+            join->after = copy->after;
+    }
+}
+
 bool engine_fence_hold(struct engine_request *request)
 {
     struct engine_session *session = request->session;
@@ -131,6 +141,8 @@ bool engine_fence_hold(struct engine_request *request)
             return false;
         copy->after = fences->group_after;
     }
+    if (copy->kind == HVI_KIND_JOIN)
+        come_behind_held(fences, copy);
     if (!must_wait(fences, copy->after))
         return false;
     request->waiting = session->grouped;

@@ -798,6 +798,16 @@ static void take_op(struct engine_session *session, const struct hvi_submission 
         negotiate(request);
 }
 
+/* While it was held. */
+static void refuse_removed(struct engine_request *request)
+{
+    const struct engine_part *part = &request->slots.share.part;
+    char text[96];
+
+    snprintf(text, sizeof text, "process set %u was removed while the op waited", part->set->id);
+    refuse(request, HVI_ERR_NOT_FOUND, text, part->rank);
+}
+
 void engine_intake_go_on(struct engine_request *request)
 {
     struct engine_session *session = request->session;
@@ -805,7 +815,9 @@ void engine_intake_go_on(struct engine_request *request)
     revoke_slots(session->sessions, &request->slots.share.part);
     if (!engine_session_is_open(session)) /* and it was dropped with it */
         return;
-    if (request->slots.share.part.copy.group != 0)
+    if (request->slots.share.part.copy.group == 0 && request->slots.share.part.set->removed)
+        refuse_removed(request);
+    else if (request->slots.share.part.copy.group != 0)
         negotiate_group(request, &request->waiting);
     else
         negotiate(request);

@@ -751,6 +751,55 @@ START_TEST(an_op_that_was_held_goes_on_when_the_one_before_it_has_failed)
 }
 END_TEST
 
+START_TEST(a_join_comes_after_an_op_that_is_held)
+{
+    struct hvi_submission op;
+
+    open_gpus(2, 1);
+    hvt_gpu_run(&gpus, 0, ALLREDUCE, 10, "a", 1, 1);
+    op = hvt_gpu_op(&gpus, 0, ALLREDUCE, 10, "b", 2, 1);
+    op.after = gpus.bench.peers[0].seq;
+    hvt_op_submit(&gpus.bench, 0, op);
+    hvt_op_run(&gpus.bench, 0, HVI_KIND_JOIN, 0, "join", 0);
+    hvt_gpu_run(&gpus, 1, ALLREDUCE, 10, "a", 1, 1);
+    struct hvt_batch a = hvt_gpu_take(&gpus, 0);
+    hvt_gpu_finish(&gpus, 0, &a);
+    ck_assert(!hvt_gpu_has_batch(&gpus, 0)); /* b waits for rank 1 */
+    hvt_gpu_run(&gpus, 1, ALLREDUCE, 10, "b", 2, 1);
+    struct hvt_batch b = hvt_gpu_take(&gpus, 0);
+    hvt_gpu_finish(&gpus, 0, &b);
+    for (int i = 0; i < 2; i++)
+        hvt_op_expect_all(&gpus.bench, 0, 1, HVI_OK, NULL);
+    hvt_op_expect_nothing(&gpus.bench, 0, 1);
+    hvt_op_run(&gpus.bench, 1, HVI_KIND_JOIN, 0, "join", 0);
+    hvt_op_expect_all(&gpus.bench, 0, 1, HVI_OK, NULL);
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
+START_TEST(an_op_that_is_held_ends_with_its_set)
+{
+    static const int64_t alone[] = {0};
+    struct hvi_submission op;
+
+    open_gpus(2, 1);
+    uint32_t set = hvt_op_add_set(&gpus.bench, alone, 1);
+    hvt_gpu_run(&gpus, 0, ALLREDUCE, 10, "a", 1, 1);
+    op = hvt_gpu_op(&gpus, 0, ALLREDUCE, 10, "b", 2, 1);
+    op.process_set = set;
+    op.after = gpus.bench.peers[0].seq;
+    hvt_op_submit(&gpus.bench, 0, op);
+    hvt_op_remove_set(&gpus.bench, set);
+    hvt_op_expect_all(&gpus.bench, 0, 1, HVI_OK, NULL);
+    hvt_gpu_run(&gpus, 1, ALLREDUCE, 10, "a", 1, 1);
+    struct hvt_batch a = hvt_gpu_take(&gpus, 0);
+    expect_done(0, HVI_ERR_NOT_FOUND, "process set 1 was removed while the op waited");
+    hvt_gpu_finish(&gpus, 0, &a);
+    hvt_op_expect_all(&gpus.bench, 0, 1, HVI_OK, NULL);
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
 /* 0: cancelled; 1: a peer leaves; 2: its own rank leaves. */
 START_TEST(an_op_that_is_held_ends_as_one_that_waits)
 {
@@ -1254,6 +1303,8 @@ int main(void)
     tcase_add_test(tcase, an_op_waits_until_those_before_it_have_started);
     tcase_add_test(tcase, an_op_has_not_started_before_its_workers_have_it);
     tcase_add_test(tcase, an_op_that_was_held_goes_on_when_the_one_before_it_has_failed);
+    add(tcase, a_join_comes_after_an_op_that_is_held, 0, 1);
+    add(tcase, an_op_that_is_held_ends_with_its_set, 0, 1);
     add(tcase, an_op_that_is_held_ends_as_one_that_waits, 0, 3);
     add(tcase, an_op_that_waits_for_its_communicator_ends_with_a_rank_that_goes, 0, 2);
     add(tcase, a_group_is_held_as_a_whole, 0, 2);
