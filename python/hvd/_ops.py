@@ -185,9 +185,14 @@ class Op:
                 self.session.abandon(self.pointer, self.keep, self.name)
 
 
+def options(prescale: Any, postscale: Any, process_set: int, stream: int | None = None) -> Any:
+    """What the library wants as `options`: None for the defaults. Factors: what float() takes. `stream`: of a device, for tensors in
+    its memory."""
+    return _options(float(prescale), float(postscale), process_set, stream)
+
+
 @functools.lru_cache(maxsize=1024)
-def options(prescale: float, postscale: float, process_set: int, stream: int | None = None) -> Any:
-    """What the library wants as `options`: None for the defaults. `stream`: of a device, for tensors in its memory."""
+def _options(prescale: float, postscale: float, process_set: int, stream: int | None) -> Any:
     if (prescale, postscale, process_set, stream) == (1.0, 1.0, 0, None):
         return None
     return ctypes.pointer(OpOptions(_OP_OPTIONS_SIZE, prescale, postscale, process_set, stream))

@@ -130,6 +130,10 @@ def check_scales(hvd, members, process_set):
         wide = mine.repeat(len(members))
         scaled = hvd.reducescatter(wide, op=hvd.Sum, postscale_factor=2.0, process_set=process_set)
         assert_same(scaled, np.full(4, 2 * total), dtype)
+    scale = torch.ones(())
+    for factor in (1.0, 0.5, 2.0):  # one tensor, whose value changes
+        scaled = hvd.allreduce(torch.ones(4), op=hvd.Sum, postscale_factor=scale.fill_(factor), process_set=process_set)
+        assert_same(scaled, np.full(4, factor * len(members)), torch.float32)
     half = hvd.allreduce(torch.full((4,), 3, dtype=torch.int32), op=hvd.Max, postscale_factor=0.5,
                          process_set=process_set)
     assert_same(half, np.full(4, 1), torch.int32)

@@ -480,10 +480,13 @@ class Reducer:
 
     # ---- the end of a step ----
 
+    def _under_way(self) -> bool:
+        return bool(self._launched) or any(slot.arrived for slot in self._planned)
+
     @property
     def outstanding(self) -> bool:
-        """Whether ops were started that finish() has not seen."""
-        return bool(self._launched) and _session.is_open() and _session.current() is self._session
+        """Whether gradients have come, and ops were perhaps started, that finish() has not seen."""
+        return self._under_way() and _session.is_open() and _session.current() is self._session
 
     def finish(self) -> None:
         """Every parameter's gradient becomes the reduced one. Waits for the other ranks' finish()."""
@@ -541,7 +544,7 @@ class Reducer:
 
     def abandon(self) -> None:
         """Forgets the step that is under way. What the engine may still write is not used again."""
-        if self._launched or any(slot.arrived for slot in self._planned):
+        if self._under_way():
             self._forget_plan()
         self._begin_step()
 

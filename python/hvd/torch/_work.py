@@ -129,7 +129,8 @@ class Work(_Base):
             return
         if error is None and self.finish is not None:
             try:
-                self.finish()
+                with torch.inference_mode(any(output.is_inference() for output in self.outputs)):  # else only their thread could write
+                    self.finish()
             except BaseException as failure:
                 error = _of_finish(failure)
                 if error is None:

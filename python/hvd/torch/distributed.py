@@ -616,6 +616,15 @@ class _Group:
         op = self._exchange(source, room, self._only(opts.rootRank, given.numel()))
         return self._work("gather", op, targets, opts, finish)
 
+    def gather_single(self, output: Any, given: Any, opts: Any = None) -> Work:
+        """Everybody's tensor one behind the other in the root's `output`, which is nothing to the others."""
+        opts = opts or dist.GatherOptions()
+        is_root = self._member("gather_single", opts.rootRank) == self._rank
+        source, room = self._gather_into("gather_single", output, given) if is_root else (_dense(given), _empty(0, given))
+        op = self._exchange(source, room, self._only(opts.rootRank, given.numel()))
+        return self._work("gather_single", op, [output] if is_root else [], opts,
+                          _copy_back([(output, room)]) if is_root else None)
+
     def scatter(self, outputs: Sequence[Any], inputs: Sequence[Sequence[Any]], opts: Any = None) -> Work:
         """Each member gets its tensor of the root's list."""
         opts = opts or dist.ScatterOptions()
@@ -824,6 +833,12 @@ class ProcessGroupHvd(_Group, dist.ProcessGroup):
     def getGroupDesc(self) -> str:  # pylint: disable=invalid-name
         """What the group is for."""
         return self._names["desc"]
+
+    # PyTorch before 2.6 asks C++ for these without coming by those above.
+    group_name = property(getGroupName)
+    group_desc = property(getGroupDesc)
+    _set_group_name = setGroupName
+    _set_group_desc = setGroupDesc
 
     def _get_backend(self, device: Any) -> Any:
         del device

@@ -69,6 +69,17 @@ class Case:
         dist.gather(mine, rooms, dst=last, group=group)
         for room, wanted in zip(rooms or (), given):
             same(room, wanted, "gather " + what)
+        if shape and hasattr(dist, "gather_single"):
+            flat = torch.zeros((self.size * shape[0], *shape[1:]), dtype=dtype) if self.rank == last else None
+            dist.gather_single(mine, flat, dst=last, group=group)
+            if flat is not None:
+                same(flat.reshape(-1).view(torch.uint8), torch.cat([bytes_of(one) for one in given]), "gather_single " + what)
+        with torch.inference_mode():
+            rooms = [torch.zeros_like(one) for one in given]
+            work = dist.all_gather(rooms, mine, group=group, async_op=True)
+        work.wait()  # outside
+        for room, wanted in zip(rooms, given):
+            same(room, wanted, "all_gather in inference mode " + what)
         room = blank(mine)
         dist.scatter(room, given if self.rank == 0 else None, src=0, group=group)
         same(room, given[self.rank], "scatter " + what)
