@@ -116,7 +116,8 @@ enum hvd_dtype {
     HVD_FLOAT16 = 6,
     HVD_FLOAT32 = 7,
     HVD_FLOAT64 = 8,
-    HVD_BOOL = 9, /* one byte, 0 or 1; HVD_MIN is "and", HVD_MAX "or", other reductions HVD_ERR_UNSUPPORTED */
+    HVD_BOOL =
+        9, /* one byte, 0 or 1; HVD_MIN is "and", HVD_MAX "or", other reductions HVD_ERR_UNSUPPORTED */
     HVD_BFLOAT16 = 10,
     HVD_FLOAT8_E4M3 = 11, /* "e4m3fn": no infinities; NaN is 0x7f and 0xff, the largest is 448 */
     HVD_FLOAT8_E5M2 = 12
@@ -552,7 +553,8 @@ HVD_API int hvd_wait_any(struct hvd_op *const *ops, int count, int64_t timeout_n
 HVD_API int hvd_wait_all(struct hvd_op *const *ops, int count, int64_t timeout_ns);
 /* Takes the op back if it still waits for other ranks: it then ends with HVD_ERR_CANCELLED on this
  * rank, while the others go on waiting for it. HVD_OK: the request is on its way; look at the op to
- * see what became of it. An op that executes or is finished is left alone. Never blocks.
+ * see what became of it. An op that executes or is finished is left alone, and where the job has several nodes one of a node
+ * all of whose ranks have joined since. Never blocks.
  * HVD_ERR_RING_FULL. */
 HVD_API int hvd_cancel(struct hvd_op *op);
 /* The output of a finished op: its data, dtype and shape. HVD_INPROGRESS before that, or the op's

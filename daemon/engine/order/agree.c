@@ -265,33 +265,53 @@ static void describe_difference(const struct engine_op *op, const struct aspect 
 }
 
 /* The first place at which two ranks' groups have different tensors. The members with a seat here. */
+/* Where two ranks' groups differ, which have the same first member; false: nowhere. */
+static bool find_stranger(const struct engine_op *leader, const struct engine_part **mine_p,
+                          const struct engine_part **theirs_p, uint32_t *at_p)
+{
+    const struct engine_part *first = engine_op_first_part(leader);
+
+    for (uint32_t i = first->place + 1; i < leader->set->places; i++) {
+        *mine_p = first;
+        *theirs_p = leader->parts[i];
+        for (*at_p = 0; *theirs_p && *at_p < first->copy.group_size; ++*at_p) {
+            if ((*mine_p)->tensor != (*theirs_p)->tensor)
+                return true;
+            *mine_p = (*mine_p)->sibling;
+            *theirs_p = (*theirs_p)->sibling;
+        }
+    }
+    return false;
+}
+
+bool engine_agree_on_group(const struct engine_op *leader)
+{
+    const struct engine_part *mine, *theirs;
+    uint32_t at;
+
+    return !find_stranger(leader, &mine, &theirs, &at);
+}
+
 void engine_agree_describe_group(const struct engine_op *leader, char *text_p, size_t text_size)
 {
     const struct engine_part *first = engine_op_first_part(leader), *mine, *theirs;
     char label[ENGINE_LABEL], my_name[ENGINE_LABEL], their_name[ENGINE_LABEL];
+    uint32_t at;
 
     engine_tensor_label(leader->tensor, label);
-    snprintf(text_p, text_size, "%s '%s': ranks disagree on the members of its group",
-             hvi_kind_text(first->copy.kind), label);
-    for (uint32_t i = first->place + 1; i < leader->set->places; i++) {
-        mine = first;
-        theirs = leader->parts[i];
-        for (uint32_t at = 0; theirs && at < first->copy.group_size; at++) {
-            if (mine->tensor != theirs->tensor) {
-                engine_tensor_label(mine->tensor, my_name);
-                engine_tensor_label(theirs->tensor, their_name);
-                snprintf(text_p, text_size,
-                         "%s '%s': ranks disagree on member %u of %u of its group: rank %d said "
-                         "'%s'; rank %d said '%s'",
-                         hvi_kind_text(first->copy.kind), label, at + 1, first->copy.group_size,
-                         leader->set->ranks[first->place], my_name, leader->set->ranks[i],
-                         their_name);
-                return;
-            }
-            mine = mine->sibling;
-            theirs = theirs->sibling;
-        }
+    if (!find_stranger(leader, &mine, &theirs, &at)) {
+        snprintf(text_p, text_size, "%s '%s': ranks disagree on the members of its group",
+                 hvi_kind_text(first->copy.kind), label);
+        return;
     }
+    engine_tensor_label(mine->tensor, my_name);
+    engine_tensor_label(theirs->tensor, their_name);
+    snprintf(text_p, text_size,
+             "%s '%s': ranks disagree on member %u of %u of its group: rank %d said '%s'; rank %d "
+             "said '%s'",
+             hvi_kind_text(first->copy.kind), label, at + 1, first->copy.group_size,
+             leader->set->ranks[mine->place], my_name, leader->set->ranks[theirs->place],
+             their_name);
 }
 
 /* ---- can it be done? ---- */

@@ -18,6 +18,8 @@ int engine_agree_pair(const struct engine_tensor *tensor, const struct engine_pa
 /* A group whose first op is complete and agreed, but not all that should follow it: which rank says
  * what. */
 void engine_agree_describe_group(const struct engine_op *leader, char *text_p, size_t text_size);
+/* Whether all who have brought the first op of a group have brought the same others. */
+bool engine_agree_on_group(const struct engine_op *leader);
 /* Whether the part repeats what its tensor's ranks agreed on last. */
 bool engine_agree_repeats(const struct engine_part *part);
 /* The same of another tensor, which stands for the part's. */

@@ -198,18 +198,57 @@ static void start(struct engine_order *order, struct engine_op *leader)
     } while (part != first);
 }
 
+/* Whether the group's first op still waits, and the op is of the group of its first rank. Without joined ranks it is, as every
+ * rank has brought it. */
+static bool leads(const struct engine_op *leader, const struct engine_op *op)
+{
+    const struct engine_part *first, *part;
+
+    if (!leader || leader->state > ENGINE_OP_HELD || leader->group_started)
+        return false;
+    if (!leader->set->join)
+        return true;
+    part = first = engine_op_first_part(leader);
+    do {
+        if (part->op == op)
+            return true;
+        part = part->sibling;
+    } while (part != first);
+    return false;
+}
+
+/* Only where ranks have joined, who would have brought what the others miss. */
+static void fail_strange(struct engine_order *order, struct engine_op *op, struct engine_op *leader)
+{
+    char text[HVI_TEXT_MAX + 1], label[ENGINE_LABEL];
+    bool waits = leader && leader->state <= ENGINE_OP_HELD && !leader->group_started;
+
+    engine_tensor_label(op->tensor, label);
+    snprintf(text, sizeof text, "%s '%s': ranks disagree on the members of its group",
+             hvi_kind_text(engine_op_first_part(op)->copy.kind), label);
+    if (waits)
+        engine_agree_describe_group(leader, text, sizeof text);
+    engine_op_fail(order, waits ? leader : op, HVI_ERR_MISMATCH, text, -1);
+}
+
 bool engine_group_hold(struct engine_order *order, struct engine_op *op)
 {
     const struct engine_part *part = engine_op_first_part(op);
     struct engine_op *leader = part->leader->waiting;
 
-    HVI_ASSERT(leader && leader->state <= ENGINE_OP_HELD);
+    if (!leads(leader, op)) {
+        fail_strange(order, op, leader);
+        return false;
+    }
     engine_op_set_state(op, ENGINE_OP_HELD, "complete; its group is not");
     op->group = leader;
     leader->group_held++;
     if (leader->group_held < part->copy.group_size)
         return true;
-    start(order, leader);
+    if (leader->set->join && !engine_agree_on_group(leader))
+        fail_strange(order, op, leader);
+    else
+        start(order, leader);
     return false;
 }
 

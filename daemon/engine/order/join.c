@@ -74,6 +74,8 @@ static int32_t last_of(const struct engine_set *set, uint32_t last)
 /* To the root, behind all that the ranks of this node had brought before. */
 static void report(struct engine_order *order, struct engine_set *set, uint32_t last)
 {
+    if (!set->join || set->join->reported)
+        return;
     for (const struct engine_op *op = set->first; op; op = op->set_next) {
         if (op != set->join && owes(op))
             return;
@@ -83,8 +85,7 @@ static void report(struct engine_order *order, struct engine_set *set, uint32_t 
 
 void engine_join_check(struct engine_order *order, struct engine_set *set)
 {
-    if (set->span && set->join && !set->join->reported && set->joined == set->places &&
-        order->broken_status == HVI_OK)
+    if (set->span && !set->sweeping && set->joined == set->places && order->broken_status == HVI_OK)
         report(order, set, 0);
 }
 
@@ -140,8 +141,10 @@ int engine_join_submit(struct engine_order *order, struct engine_part *part)
         return status;
     set->join = op;
     set->joined++;
+    set->sweeping = true;
     excuse(order, set, part->place);
     sweep(order, set, part->place);
+    set->sweeping = false;
     if (set->joined == set->places)
         everybody_has(order, set, part->place);
     return HVI_OK;

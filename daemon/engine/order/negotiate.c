@@ -776,13 +776,19 @@ void engine_op_return(struct engine_order *order, struct engine_op *op)
     }
 }
 
+/* The root has heard that this node's members have joined, and of all that they had brought before. */
+static bool is_behind_join(const struct engine_op *op)
+{
+    return op->set->span && !op->partial && op->set->join && op->set->join->reported;
+}
+
 /* A group is reported as one and stays so. */
 static bool may_retract(const struct engine_part *part)
 {
     const struct engine_op *op = part->op;
 
     return op && op->state == ENGINE_OP_REPORTED && !op->sized && !part->sibling &&
-           op != op->set->join;
+           op != op->set->join && !is_behind_join(op);
 }
 
 static bool may_withdraw(const struct engine_part *part)
@@ -792,6 +798,8 @@ static bool may_withdraw(const struct engine_part *part)
     if (!op || op->state > ENGINE_OP_SCHEDULED)
         return false;
     if (op->set->span && op == op->set->join) /* other nodes may count on it */
+        return false;
+    if (is_behind_join(op))
         return false;
     return !op->group || !op->group->group_started;
 }

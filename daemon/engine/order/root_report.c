@@ -239,6 +239,8 @@ static int retracts(const struct engine_root_hearing *hearing)
 
     if (!op || !share->came || op->state != ENGINE_OP_WAITING || op->kind == HVI_KIND_JOIN)
         return HVI_OK;
+    if (engine_meeting_has_joined(hearing->set, hearing->index))
+        return engine_root_disbelieve(hearing, "it takes an op back, and its ranks have joined");
     free(share->each);
     free(share->instances);
     *share = (struct engine_share){0};

@@ -55,6 +55,7 @@ struct engine_set {
     struct engine_offer *offers, *offers_last; /* pair.c's, oldest first */
     struct engine_op *join;                    /* the ranks that have joined; NULL: none */
     uint32_t joined;                           /* how many */
+    bool sweeping; /* a rank joins: ops that waited for it alone go on, one by one */
     struct engine_unnamed unnamed[ENGINE_SET_UNNAMED];
     int32_t *members;           /* [size], ascending, ranks of the job; NULL: every rank */
     struct engine_places *span; /* NULL: all on one node, or the job's nodes are not known */

@@ -390,6 +390,40 @@ START_TEST(a_group_needs_no_joined_rank_until_it_has_not_joined)
 }
 END_TEST
 
+static void bring_group(int32_t rank, const char *first, const char *second)
+{
+    struct hvi_submission ops[2] = {hvt_op(&bench, rank, HVI_KIND_ALLREDUCE, 1, first, 0),
+                                    hvt_op(&bench, rank, HVI_KIND_ALLREDUCE, 1, second, 0)};
+
+    hvt_op_group(ops, 2, 5);
+    hvt_op_submit(&bench, rank, ops[0]);
+    hvt_op_submit(&bench, rank, ops[1]);
+}
+
+/* 0: the third rank joins last, which completes all of them; 1: the second brings its group behind the first one's join. */
+START_TEST(groups_that_differ_are_a_mismatch_where_ranks_have_joined)
+{
+    const int32_t size = _i == 0 ? 3 : 2;
+
+    hvt_bench_init(&bench, size);
+    bring_group(0, "a", "b");
+    if (_i == 1)
+        join(0, 0);
+    bring_group(1, "a", "c");
+    for (int32_t rank = _i == 0 ? 0 : 1; rank < size; rank++)
+        join(rank, 0);
+    for (int32_t rank = 0; rank < 2; rank++) {
+        for (int i = 0; i < 2; i++)
+            hvt_op_expect(&bench, rank, HVI_ERR_MISMATCH,
+                          "allreduce 'a': ranks disagree on member 2 of 2 of its group: rank 0 "
+                          "said 'b'; rank 1 said 'c'");
+    }
+    for (int32_t rank = 0; rank < size; rank++)
+        expect_joined(rank, size - 1);
+    hvt_bench_fini(&bench);
+}
+END_TEST
+
 START_TEST(a_joined_rank_that_leaves_ends_it_for_all)
 {
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_DETACH};
@@ -440,6 +474,7 @@ int main(void)
     tcase_add_test(tcase, a_failed_output_concerns_nobody_who_had_joined);
     tcase_add_test(tcase, a_cancelled_join_never_was);
     tcase_add_test(tcase, a_group_needs_no_joined_rank_until_it_has_not_joined);
+    tcase_add_loop_test(tcase, groups_that_differ_are_a_mismatch_where_ranks_have_joined, 0, 2);
     tcase_add_test(tcase, a_joined_rank_that_leaves_ends_it_for_all);
     tcase_add_test(tcase, a_failed_join_is_undone);
     suite_add_tcase(suite, tcase);

@@ -2200,6 +2200,67 @@ START_TEST(a_join_does_not_pass_what_is_being_taken_back)
 }
 END_TEST
 
+/* It goes on: the root has counted its node as joined behind it. */
+START_TEST(what_a_rank_had_brought_before_its_nodes_join_is_not_taken_back)
+{
+    struct hvt_bring what = allreduce("w1", 4), join = join_of(0);
+    const struct hvt_part *part = &job.parts[0][0];
+
+    begin(&layouts[0], 10);
+    for (int32_t rank = 0; rank < 4; rank += 2) {
+        hvt_job_bring(&job, rank, 0, &what);
+        hvt_job_bring(&job, rank, 1, &join);
+    }
+    if (_i == 1)
+        hvt_job_run(&job);
+    ck_assert(!engine_negotiate_withdraw(&part->node->order, &job.parts[0][0].part,
+                                         HVI_ERR_CANCELLED, "taken back"));
+    for (int32_t rank = 1; rank < 4; rank += 2) {
+        hvt_job_bring(&job, rank, 0, &what);
+        hvt_job_bring(&job, rank, 1, &join);
+    }
+    hvt_job_run(&job);
+    for (int32_t rank = 0; rank < 4; rank++)
+        expect(rank, 0, HVI_OK, "");
+    hvt_job_step(&job);
+    end();
+}
+END_TEST
+
+/* Ranks of a node that joins have brought a group of which they do not say the same: that fails, and the join goes on. */
+START_TEST(a_group_that_fails_as_its_node_joins_is_no_second_join)
+{
+    struct hvt_bring join = join_of(0), what = allreduce("g0", 4);
+
+    begin(&layouts[2], 10);
+    what.group_size = 2;
+    for (int32_t rank = 0; rank < 6; rank += 3) { /* of node 0, as is rank 6 */
+        what.name = "g0";
+        what.group_index = 0;
+        what.dtype = rank == 0 ? HVI_DTYPE_FLOAT32 : HVI_DTYPE_INT32;
+        bring(rank, 0, &what);
+        what.name = "g1";
+        what.group_index = 1;
+        bring(rank, 1, &what);
+        bring(rank, 2, &join);
+    }
+    ck_assert_uint_eq(job.home[6], job.home[0]);
+    bring(6, 2, &join);
+    run();
+    ck_assert_int_eq(job.parts[0][0].status, HVI_ERR_MISMATCH);
+    for (int32_t rank = 0; rank < one.size; rank++) {
+        if (job.home[rank] != job.home[0])
+            bring(rank, 2, &join);
+    }
+    run();
+    for (int32_t rank = 0; rank < one.size; rank++)
+        ck_assert(job.parts[rank][2].over && job.parts[rank][2].status == HVI_OK);
+    hvt_job_step(&job);
+    hvt_job_step(&one);
+    end();
+}
+END_TEST
+
 /* Its own setting says nothing of what the root has found. */
 START_TEST(a_node_that_would_check_every_op_follows_the_roots)
 {
@@ -2948,6 +3009,9 @@ static void add_steps(TCase *tcase)
         tcase, a_replayed_unnamed_op_that_goes_on_behind_a_join_is_not_the_next_one_of_its_number,
         0, LAYOUTS);
     tcase_add_loop_test(tcase, a_join_does_not_pass_what_is_being_taken_back, 0, 2);
+    tcase_add_loop_test(tcase, what_a_rank_had_brought_before_its_nodes_join_is_not_taken_back, 0,
+                        2);
+    tcase_add_test(tcase, a_group_that_fails_as_its_node_joins_is_no_second_join);
     tcase_add_test(tcase, a_node_that_would_check_every_op_follows_the_roots);
     tcase_add_loop_test(tcase, what_differs_in_a_step_that_repeats_fails_as_ever, 0, LAYOUTS);
     tcase_add_loop_test(tcase, a_step_is_replayed_where_a_node_is_an_op_ahead, 0, LAYOUTS);
