@@ -116,8 +116,7 @@ enum hvd_dtype {
     HVD_FLOAT16 = 6,
     HVD_FLOAT32 = 7,
     HVD_FLOAT64 = 8,
-    HVD_BOOL =
-        9, /* one byte, 0 or 1; HVD_MIN is "and", HVD_MAX "or", other reductions HVD_ERR_UNSUPPORTED */
+    HVD_BOOL = 9, /* one byte, 0 or 1; reduced by HVD_MIN ("and") and HVD_MAX ("or") alone */
     HVD_BFLOAT16 = 10,
     HVD_FLOAT8_E4M3 = 11, /* "e4m3fn": no infinities; NaN is 0x7f and 0xff, the largest is 448 */
     HVD_FLOAT8_E5M2 = 12
