@@ -234,6 +234,13 @@ static void put(char *text_p, size_t size, const char *text)
     snprintf(text_p, size, "%s", text);
 }
 
+/* As hvdd chooses (daemon/node/mesh.c). */
+static const char *interfaces(void)
+{
+    const char *own = getenv("HVD_INTERFACE");
+    return own != NULL && own[0] != '\0' ? own : getenv("HOROVOD_GLOO_IFACE");
+}
+
 /* By which rank 0's host is reached by the others. False with a sentence. */
 static bool find_master(const struct spread *spread, char *address_p, size_t size, char *text_p,
                         size_t text_size)
@@ -249,8 +256,7 @@ static bool find_master(const struct spread *spread, char *address_p, size_t siz
             : at != NULL                         ? at + 1
                                                  : first->name);
     else if (peer != NULL)
-        return run_route_own(peer, getenv("HVD_INTERFACE"), address_p, size, text_p, text_size) ==
-               0;
+        return run_route_own(peer, interfaces(), address_p, size, text_p, text_size) == 0;
     else
         return gethostname(address_p, size) == 0;
     return true;
