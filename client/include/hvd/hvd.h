@@ -552,8 +552,8 @@ HVD_API int hvd_wait_any(struct hvd_op *const *ops, int count, int64_t timeout_n
 HVD_API int hvd_wait_all(struct hvd_op *const *ops, int count, int64_t timeout_ns);
 /* Takes the op back if it still waits for other ranks: it then ends with HVD_ERR_CANCELLED on this
  * rank, while the others go on waiting for it. HVD_OK: the request is on its way; look at the op to
- * see what became of it. An op that executes or is finished is left alone, and where the job has several nodes one of a node
- * all of whose ranks have joined since. Never blocks.
+ * see what became of it. An op that executes or is finished is left alone. In a job on several nodes so is
+ * one after whose submission all ranks of its node have joined. Never blocks.
  * HVD_ERR_RING_FULL. */
 HVD_API int hvd_cancel(struct hvd_op *op);
 /* The output of a finished op: its data, dtype and shape. HVD_INPROGRESS before that, or the op's

@@ -13,7 +13,6 @@
  * is a mismatch like any other. */
 #include "daemon/engine/order/group.h"
 
-#include "base/assert.h"
 #include "base/status.h"
 #include "daemon/engine/order/agree.h"
 #include "daemon/engine/order/schedule.h"
@@ -198,13 +197,17 @@ static void start(struct engine_order *order, struct engine_op *leader)
     } while (part != first);
 }
 
-/* Whether the group's first op still waits, and the op is of the group of its first rank. Without joined ranks it is, as every
- * rank has brought it. */
+static bool still_waits(const struct engine_op *leader)
+{
+    return leader && leader->state <= ENGINE_OP_HELD && !leader->group_started;
+}
+
+/* Whether the op is of the group of its leader's first rank. Without joined ranks it is, as every rank has brought it. */
 static bool leads(const struct engine_op *leader, const struct engine_op *op)
 {
     const struct engine_part *first, *part;
 
-    if (!leader || leader->state > ENGINE_OP_HELD || leader->group_started)
+    if (!still_waits(leader))
         return false;
     if (!leader->set->join)
         return true;
@@ -217,11 +220,12 @@ static bool leads(const struct engine_op *leader, const struct engine_op *op)
     return false;
 }
 
-/* Only where ranks have joined, who would have brought what the others miss. */
-static void fail_strange(struct engine_order *order, struct engine_op *op, struct engine_op *leader)
+/* The op, and its leader's group where that still waits. */
+static void fail_differing(struct engine_order *order, struct engine_op *op,
+                           struct engine_op *leader)
 {
     char text[HVI_TEXT_MAX + 1], label[ENGINE_LABEL];
-    bool waits = leader && leader->state <= ENGINE_OP_HELD && !leader->group_started;
+    const bool waits = still_waits(leader);
 
     engine_tensor_label(op->tensor, label);
     snprintf(text, sizeof text, "%s '%s': ranks disagree on the members of its group",
@@ -237,7 +241,7 @@ bool engine_group_hold(struct engine_order *order, struct engine_op *op)
     struct engine_op *leader = part->leader->waiting;
 
     if (!leads(leader, op)) {
-        fail_strange(order, op, leader);
+        fail_differing(order, op, leader);
         return false;
     }
     engine_op_set_state(op, ENGINE_OP_HELD, "complete; its group is not");
@@ -246,7 +250,7 @@ bool engine_group_hold(struct engine_order *order, struct engine_op *op)
     if (leader->group_held < part->copy.group_size)
         return true;
     if (leader->set->join && !engine_agree_on_group(leader))
-        fail_strange(order, op, leader);
+        fail_differing(order, op, leader);
     else
         start(order, leader);
     return false;
@@ -261,13 +265,10 @@ void engine_group_unhold(struct engine_op *op)
 
 bool engine_group_check(struct engine_order *order, struct engine_op *leader)
 {
-    char text[HVI_TEXT_MAX + 1];
-
     if (leader->state != ENGINE_OP_HELD || leader->group_started ||
         leader->group_held == engine_op_first_part(leader)->copy.group_size)
         return true;
-    engine_agree_describe_group(leader, text, sizeof text);
-    engine_op_fail(order, leader, HVI_ERR_MISMATCH, text, -1);
+    fail_differing(order, leader, leader);
     return false;
 }
 

@@ -129,7 +129,8 @@ class Work(_Base):
             return
         if error is None and self.finish is not None:
             try:
-                with torch.inference_mode(any(output.is_inference() for output in self.outputs)):  # else only their thread could write
+                # Tensors of inference mode are written to in that mode alone, which each thread has for itself.
+                with torch.inference_mode(any(output.is_inference() for output in self.outputs)):
                     self.finish()
             except BaseException as failure:
                 error = _of_finish(failure)

@@ -834,7 +834,7 @@ class ProcessGroupHvd(_Group, dist.ProcessGroup):
         """What the group is for."""
         return self._names["desc"]
 
-    # PyTorch before 2.6 asks C++ for these without coming by those above.
+    # PyTorch whose C++ does not call the methods above (before its pull request 141529) reads these.
     group_name = property(getGroupName)
     group_desc = property(getGroupDesc)
     _set_group_name = setGroupName
