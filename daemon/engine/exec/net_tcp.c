@@ -143,6 +143,8 @@ static void forget_sent(struct tcp *tcp, size_t bytes)
 {
     for (int i = 0; i < PIECES; i++) {
         size_t now = bytes < tcp->out[i].iov_len ? bytes : tcp->out[i].iov_len;
+        if (now == 0)
+            continue;
         tcp->out[i].iov_base = (char *)tcp->out[i].iov_base + now;
         tcp->out[i].iov_len -= now;
         bytes -= now;

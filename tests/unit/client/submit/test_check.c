@@ -130,7 +130,7 @@ START_TEST(overlap_is_refused_and_in_place_is_not)
 {
     out.data = memory + 4;
     expect(HVD_ERR_INVALID, "overlap");
-    out.data = memory - 1 + 8;
+    out.data = memory + 7;
     expect(HVD_ERR_INVALID, "overlap");
     in.data = memory + 8;
     out.data = memory + 1;
