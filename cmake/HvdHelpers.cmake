@@ -105,6 +105,7 @@ function(hvd_check_test name)
   set(target test_${A_LABEL}_${name})
   add_executable(${target} ${A_UNPARSED_ARGUMENTS})
   target_link_libraries(${target} PRIVATE ${A_LINK} PkgConfig::CHECK Threads::Threads)
+  target_compile_options(${target} PRIVATE $<$<CONFIG:RelWithDebInfo>:-O1 -g1>) # compiled in half the time
   set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   add_test(NAME ${A_LABEL}.${name} COMMAND ${target})
   set_tests_properties(${A_LABEL}.${name} PROPERTIES LABELS ${A_LABEL} TIMEOUT ${A_TIMEOUT}

@@ -8,13 +8,14 @@
 #
 # o3          gcc at -O3, as packagers build: there gcc warns of more
 # arm         built for aarch64; unit tests under an emulator
-# tensorflow  hvd.tensorflow and hvd.keras on TensorFlow 2.15, and with Keras 2 and optimizers of TensorFlow 1 on the newest; its
-#             examples
+# tensorflow  hvd.tensorflow and hvd.keras on TensorFlow 2.15, and with Keras 2, optimizers of TensorFlow 1 and other numbers of ranks
+#             on the newest; its examples
 # asan        the tests that .ci/run leaves out of its steps asan and tsan because they take minutes there (tests/skips.txt: ci-asan,
 # tsan        ci-tsan)
-# slow        what takes minutes: other numbers of ranks on PyTorch, integration.bench and .regress, property.selftest
+# slow        what takes minutes: other numbers of ranks and long scripts on PyTorch, integration.bench and .regress,
+#             property.selftest
 # huge        tensors of more than 4 GiB
-# launchers   jobs on two nodes that torchrun, Open MPI, Slurm, MPICH and Intel MPI have started
+# launchers   jobs on one node and on two that torchrun, Open MPI, Slurm, MPICH and Intel MPI have started
 # nodes       scripts/nodes.sh: scripts for Horovod on PyTorch, TensorFlow and Keras, and a C program, on two nodes; a cut cable
 # gpus        ops on memory of GPUs of two nodes, on the fake driver: all layouts
 # ucx         jobs on several nodes over UCX: the contract suite, every fault, every op
@@ -56,17 +57,17 @@ step_o3() {
     cmake --build build-o3 -j "$(nproc)"
 }
 step_arm() { scripts/arm.sh; }
-step_tensorflow() { scripts/test.sh tensorflow -C Nightly -R 'tf215|tf_keras|tf221.(environment|optimizer_v1|examples)'; }
+step_tensorflow() { scripts/test.sh tensorflow -C Nightly -R 'tf215|tf_keras|tf221.(environment|optimizer_v1|examples|.*.nightly)'; }
 # What .ci/run leaves out as it takes minutes, as a regular expression.
 left_out() { sed -n "s/^\([a-z_.]*\) *$1 *minutes there.*/\1/p" tests/skips.txt | paste -sd '|'; }
 step_asan() { scripts/test.sh asan -R "^($(left_out ci-asan))\$"; }
 step_tsan() { scripts/test.sh tsan -R "^($(left_out ci-tsan))\$"; }
-step_slow() { scripts/test.sh release -C Nightly -R 'python.(environment|(distributed|torch|torch_errors|torch_state).whole)|integration.(bench|regress)|property.selftest'; }
+step_slow() { scripts/test.sh release -C Nightly -R 'python.(environment|.*.nightly)|integration.(bench|regress)|property.selftest'; }
 step_huge() {
     build_release
     HVT_HUGE=1 judged_pytest -q tests/integration/test_huge.py
 }
-step_launchers() { scripts/test.sh release -C Nightly -R 'python.node_launchers'; }
+step_launchers() { scripts/test.sh release -C Nightly -R 'python.(environment|(node_)?launchers)'; }
 step_nodes() {
     build_release
     scripts/nodes.sh --build-dir build-release

@@ -9,6 +9,9 @@
 
     def test_sum(ranks):
         assert ranks(3, check_sum) == [0, 1, 2]
+
+RANKS_IMPORT, names in the test's module, are imported once in each rank's place of a job, which lasts as long as the module's tests:
+there a call is a process that is forked. Importing TensorFlow is five seconds of a core. Without it each call is a job of its own.
 """
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -56,11 +60,94 @@ def clean_environment(**changes: str) -> dict[str, str]:
     return kept
 
 
+class Nursery:
+    """A hvdrun whose processes have imported what takes long, and fork for each call."""
+
+    def __init__(self, np: int, imports: tuple[str, ...], filename: str, env: dict[str, str], options: tuple[str, ...]) -> None:
+        self.np = np
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="hvt-"))
+        self.calls = []
+        for rank in range(np):
+            os.mkfifo(self.folder / f"calls.{rank}")
+            self.calls.append(os.open(self.folder / f"calls.{rank}", os.O_RDWR))
+        command = [str(BUILD / "bin" / "hvdrun"), "-np", str(np), *options, sys.executable, str(HERE / "rank_main.py"), "--calls",
+                   str(self.folder), filename, *imports]
+        with open(self.folder / "output", "wb") as output:
+            self.process = subprocess.Popen(command, env=clean_environment(XDG_RUNTIME_DIR=str(self.folder), **env),
+                                            stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
+
+    def call(self, results: pathlib.Path, timeout: float) -> str:
+        """Makes the call that stands in `results` on every rank; why it failed, or nothing. What has failed is not used again."""
+        said = (self.folder / "output").stat().st_size
+        for each in self.calls:
+            os.write(each, f"{results}\n".encode())
+        deadline = time.monotonic() + timeout
+        why = ""
+        while not why:
+            statuses = {path.name: path.read_text() for path in results.glob("*.status")}
+            if any(status != "0" for status in statuses.values()) and deadline - time.monotonic() > 10:
+                deadline = time.monotonic() + 10  # the others are about to be told
+            if len(statuses) == self.np:
+                why = "" if set(statuses.values()) == {"0"} else f"exit statuses {statuses}"
+                break
+            if self.process.poll() is not None:
+                why = f"hvdrun exited with {self.process.returncode}"
+            elif time.monotonic() > deadline:
+                why = f"not finished in time, but {statuses}"
+            time.sleep(0.01)
+        if why:
+            self.end()
+            why += "\n" + (self.folder / "output").read_bytes()[said:].decode(errors="replace")
+        return why
+
+    def end(self) -> None:
+        """Ends the processes; may be called again."""
+        for each in self.calls:
+            os.close(each)
+        self.calls = []
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            _end(self.process)
+
+
+class Nurseries:
+    """Those of a module, by what their processes were started with; at most two live at a time."""
+
+    def __init__(self, imports: tuple[str, ...]) -> None:
+        self.imports = imports
+        self.live: dict[object, Nursery] = {}
+
+    def get(self, np: int, filename: str, env: dict[str, str], options: tuple[str, ...]) -> Nursery:
+        """One that lives, or a new one."""
+        key = np, filename, tuple(sorted(env.items())), options
+        found = self.live.pop(key, None)
+        if found is None or found.process.poll() is not None or not found.calls:
+            if found is not None:
+                self._drop(found)
+            found = Nursery(np, self.imports, filename, env, options)
+        self.live[key] = found  # the last that was used is the last to go
+        while len(self.live) > 2:
+            self._drop(self.live.pop(next(iter(self.live))))
+        return found
+
+    @staticmethod
+    def _drop(nursery: Nursery) -> None:
+        nursery.end()
+        shutil.rmtree(nursery.folder, ignore_errors=True)
+
+    def end(self) -> None:
+        """Ends all of them."""
+        while self.live:
+            self._drop(self.live.popitem()[1])
+
+
 class Ranks:
     """Starts ranks. Every launch ends within its timeout, with all its processes."""
 
-    def __init__(self, folder: pathlib.Path) -> None:
+    def __init__(self, folder: pathlib.Path, nurseries: Nurseries | None = None) -> None:
         self.folder = folder
+        self.nurseries = nurseries
         self.launches = 0
 
     def __call__(self, np: int, function: Callable[..., Any], *arguments: Any, env: dict[str, str] | None = None,
@@ -70,7 +157,12 @@ class Ranks:
         self.launches += 1
         results = self.folder / str(self.launches)
         results.mkdir()
-        (results / "call").write_bytes(pickle.dumps((function.__code__.co_filename, function.__qualname__, arguments)))
+        filename = function.__code__.co_filename
+        (results / "call").write_bytes(pickle.dumps((filename, function.__qualname__, arguments)))
+        if self.nurseries and self.nurseries.imports:
+            why = self.nurseries.get(np, filename, env or {}, options).call(results, timeout)
+            assert not why, why
+            return [pickle.loads((results / str(rank)).read_bytes()) for rank in range(np)]
         done = self.run(np, str(HERE / "rank_main.py"), str(results), env=env, timeout=timeout, options=options)
         assert done.returncode == 0, f"hvdrun exited with {done.returncode}\n{done.stdout}\n{done.stderr}"
         return [pickle.loads((results / str(rank)).read_bytes()) for rank in range(np)]
@@ -112,7 +204,7 @@ def _end(process: subprocess.Popen[str]) -> tuple[str, str]:
 def pytest_configure(config: pytest.Config) -> None:
     """The mark that tests bear, and the rules that every test is under."""
     config.pluginmanager.import_plugin("hvt.rules")
-    config.addinivalue_line("markers", "whole: not in ctest's default run, only in the whole one (ctest -C Whole)")
+    config.addinivalue_line("markers", "nightly: a ctest test of its own, which only scripts/nightly.sh runs (ctest -C Nightly)")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -120,11 +212,19 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     item.add_marker(pytest.mark.limit(420))
 
 
+@pytest.fixture(scope="module")
+def nurseries(request: pytest.FixtureRequest) -> Iterator[Nurseries]:
+    """What the module's ranks() use."""
+    made = Nurseries(getattr(request.module, "RANKS_IMPORT", ()))
+    yield made
+    made.end()
+
+
 @pytest.fixture
-def ranks() -> Iterator[Ranks]:
+def ranks(nurseries: Nurseries) -> Iterator[Ranks]:
     """Runs functions or programs on ranks."""
     folder = tempfile.mkdtemp(prefix="hvt-")
     try:
-        yield Ranks(pathlib.Path(folder))
+        yield Ranks(pathlib.Path(folder), nurseries)
     finally:
         shutil.rmtree(folder, ignore_errors=True)  # a private hvdd may be about to leave it

@@ -12,15 +12,17 @@ from conftest import BUILD, PROGRAMS, TORCHRUN
 
 torch = pytest.importorskip("torch")
 
+RANKS_IMPORT = ("torch",)
 
-@pytest.mark.parametrize("np", [pytest.param(np, marks=[] if np == 3 else pytest.mark.whole) for np in (1, 2, 3, 4)])
+
+@pytest.mark.parametrize("np", [pytest.param(np, marks=[] if np == 3 else pytest.mark.nightly) for np in (1, 2, 3, 4)])
 def test_every_operation_and_type_gives_what_it_should(ranks, np):
     done = ranks.run(np, str(PROGRAMS / "groups.py"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("all is well") == np
 
 
-@pytest.mark.whole
+@pytest.mark.nightly
 @pytest.mark.parametrize("program", ["nodes.py", "groups.py"])
 def test_two_nodes_have_groups_sends_and_a_mesh(ranks, program):
     hvdrun = str(BUILD / "bin" / "hvdrun")
@@ -42,7 +44,7 @@ WITHOUT_AN_END = ("import os, runpy, sys; del sys.argv[0]; runpy.run_path(sys.ar
                   "sys.stdout.flush(); os._exit(0)")
 
 
-@pytest.mark.parametrize("program", ["train_ddp.py", pytest.param("train_fsdp.py", marks=pytest.mark.whole)])
+@pytest.mark.parametrize("program", ["train_ddp.py", pytest.param("train_fsdp.py", marks=pytest.mark.nightly)])
 def test_an_unmodified_script_has_gloos_losses_to_the_bit(ranks, program):
     path = str(PROGRAMS / program)
     ours = ranks.start([*TORCHRUN, "--nproc-per-node", "2", path, "hvd"])
@@ -75,7 +77,7 @@ def check_repeated_groups(folder: str) -> None:
     assert float(hvd.allreduce(torch.ones(1), op=hvd.Sum)) == 2
 
 
-@pytest.mark.whole
+@pytest.mark.nightly
 def test_groups_are_made_and_destroyed_again_and_again(ranks, tmp_path):
     ranks(2, check_repeated_groups, str(tmp_path))
 
@@ -97,7 +99,7 @@ for number in range(2):
 """
 
 
-@pytest.mark.whole
+@pytest.mark.nightly
 def test_torchruns_store_outlives_a_job_and_serves_the_next(ranks):
     done = ranks.start([*TORCHRUN, "--nproc-per-node", "2", "--no-python", sys.executable, "-c", ONE_STORE_FOR_TWO_JOBS])
     assert done.returncode == 0, done.stdout + done.stderr
@@ -226,8 +228,8 @@ def check_death(kind: str) -> str:
     raise AssertionError("the wait did not fail")
 
 
-@pytest.mark.parametrize("kind", ["wait", pytest.param("future", marks=pytest.mark.whole),
-                                  pytest.param("recv", marks=pytest.mark.whole)])
+@pytest.mark.parametrize("kind", ["wait", pytest.param("future", marks=pytest.mark.nightly),
+                                  pytest.param("recv", marks=pytest.mark.nightly)])
 def test_a_killed_rank_is_named_by_the_others_waits(ranks, kind, tmp_path):
     script = tmp_path / "death.py"
     script.write_text(f"import sys; sys.path.insert(0, {str(pathlib.Path(__file__).parent)!r})\n"

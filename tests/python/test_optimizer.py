@@ -863,7 +863,7 @@ def test_on_two_ranks(name):
     _outcome(2, list(CHECKS), name)
 
 
-@pytest.mark.whole
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ON_THREE)
 def test_on_three_ranks(name):
     _outcome(3, list(ON_THREE), name)

@@ -20,8 +20,8 @@ def lines_of(ranks, *command):
 
 
 @pytest.mark.parametrize("name, arguments", [
-    ("tour", []), pytest.param("uneven", [], marks=pytest.mark.whole),
-    pytest.param("synthetic_benchmark", ["--fp16-allreduce", "--no-cuda"], marks=pytest.mark.whole)])
+    ("tour", []), pytest.param("uneven", [], marks=pytest.mark.nightly),
+    pytest.param("synthetic_benchmark", ["--fp16-allreduce", "--no-cuda"], marks=pytest.mark.nightly)])
 def test_a_script_for_horovod_prints_what_horovod_prints(ranks, name, arguments):
     lines = lines_of(ranks, str(PROGRAMS / f"{name}.py"), *arguments)
     expected = (PROGRAMS / f"{name}.expected").read_text(encoding="utf-8").splitlines()
@@ -37,7 +37,7 @@ def test_the_script_that_two_nodes_train_learns_on_one(ranks):
     assert [match[1] for match in said] == ["0", "1"] and said[0][2] == said[1][2] and float(said[0][3]) >= 80
 
 
-@pytest.mark.whole
+@pytest.mark.nightly
 @pytest.mark.parametrize("name, epochs, least", [("digits", "5", 88), ("resnet", "3", 80)])
 def test_an_example_learns_the_digits(ranks, name, epochs, least):
     """After their default number of epochs both are above 93 %."""
@@ -47,7 +47,7 @@ def test_an_example_learns_the_digits(ranks, name, epochs, least):
     assert float(re.search(r"accuracy ([0-9.]+) %", lines[-1]).group(1)) >= least
 
 
-@pytest.mark.whole
+@pytest.mark.nightly
 def test_training_goes_on_from_a_checkpoint_of_rank_0(ranks, tmp_path):
     def train(epochs):
         return lines_of(ranks, str(EXAMPLES / "digits.py"), "--epochs", str(epochs), "--clip", "1", "--checkpoint",

@@ -446,7 +446,7 @@ def check_everything():
         check(hvd)
 
 
-@pytest.mark.parametrize("count", [3, *(pytest.param(count, marks=pytest.mark.whole) for count in (1, 2, 4))])
+@pytest.mark.parametrize("count", [3, *(pytest.param(count, marks=pytest.mark.nightly) for count in (1, 2, 4))])
 def test_every_op_agrees_with_numpy(ranks, count):
     ranks(count, check_everything, timeout=300)
 

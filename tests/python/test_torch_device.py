@@ -398,7 +398,7 @@ def check_staged(why):
     assert len(about) == 1 and why in about[0], said.lines
 
 
-@pytest.mark.whole
+@pytest.mark.nightly
 @pytest.mark.parametrize("settings, why", [({"HVD_GPU": "staged"}, "HVD_GPU=staged"),
                                            ({"FAKEGPU_FAULT": "hvdd-gpu/no-memory@1"}, "GPU")], ids=["wish", "refusal"])
 def test_what_the_engine_does_not_reach_goes_through_the_host_and_that_is_said_once(ranks, settings, why):
@@ -438,6 +438,6 @@ def is_worker(entry, address):
         return False
 
 
-@pytest.mark.whole
+@pytest.mark.nightly
 def test_a_worker_that_is_lost_is_an_exception(ranks):
     ranks(2, check_required_and_killed, env=fake(BUILD, HVT_ADDRESS=str(ranks.folder)))

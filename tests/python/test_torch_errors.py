@@ -7,6 +7,8 @@ import time
 
 import pytest
 
+RANKS_IMPORT = ("torch",)
+
 
 def check_arguments(hvd):
     """ValueError at once, in Horovod's words; nothing is submitted."""
@@ -139,7 +141,7 @@ def check_wrong():
         check_join(hvd)
 
 
-@pytest.mark.parametrize("count", [2, *(pytest.param(count, marks=pytest.mark.whole) for count in (1, 3))])
+@pytest.mark.parametrize("count", [2, *(pytest.param(count, marks=pytest.mark.nightly) for count in (1, 3))])
 def test_what_is_wrong_is_said_and_training_goes_on(ranks, count):
     ranks(count, check_wrong, timeout=300)
 

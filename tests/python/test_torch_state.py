@@ -246,6 +246,6 @@ def check_state():
         check(hvd)
 
 
-@pytest.mark.parametrize("count", [2, *(pytest.param(count, marks=pytest.mark.whole) for count in (1, 4))])
+@pytest.mark.parametrize("count", [2, *(pytest.param(count, marks=pytest.mark.nightly) for count in (1, 4))])
 def test_state_is_everywhere_what_it_is_on_the_root(ranks, count):
     ranks(count, check_state, timeout=300)

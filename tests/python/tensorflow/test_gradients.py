@@ -141,6 +141,7 @@ def check_gradients():
     hvd.shutdown()
 
 
-@pytest.mark.parametrize("np_, ops, memory", [(1, "native", "private"), (3, "native", "shared"), (2, "python", "single")])
+@pytest.mark.parametrize("np_, ops, memory", [
+    (3, "native", "shared"), (2, "python", "single"), pytest.param(1, "native", "private", marks=pytest.mark.nightly)])
 def test_gradients_follow_the_rule_of_their_op(ranks, np_, ops, memory):
     ranks(np_, check_gradients, env=modes.environment(ops, memory), timeout=300)

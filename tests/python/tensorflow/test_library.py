@@ -18,6 +18,8 @@ import pytest
 
 tf = pytest.importorskip("tensorflow")
 
+RANKS_IMPORT = ("tensorflow",)
+
 _SUM = {"reduce_op": 1, "prescale_factor": 1.0, "postscale_factor": 1.0, "process_set_id": 0}
 _OPS = 400
 native = pytest.mark.skipif(tuple(map(int, tf.__version__.split(".")[:2])) < (2, 15), reason="the op library needs 2.15")

@@ -388,7 +388,8 @@ def check_everything():
     hvd.shutdown()
 
 
-@pytest.mark.parametrize("np_, ops, memory", [(1, "native", "private"), (2, "native", "shared"), (3, "native", "private"),
-                                              (4, "native", "single"), (2, "python", "single")])
+@pytest.mark.parametrize("np_, ops, memory", [
+    (2, "native", "shared"), (3, "native", "private"), (2, "python", "single"),
+    *(pytest.param(*case, marks=pytest.mark.nightly) for case in ((1, "native", "private"), (4, "native", "single")))])
 def test_every_op_gives_what_numpy_gives(ranks, np_, ops, memory):
     ranks(np_, check_everything, env=modes.environment(ops, memory), timeout=300)
