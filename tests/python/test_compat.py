@@ -392,6 +392,11 @@ def test_small_helpers(monkeypatch):
     for name in set(env.os.environ) - set(conftest.clean_environment()):
         monkeypatch.delenv(name)
     assert env.get_env_rank_and_size() == (0, 1) and not env.is_exportable("BASH_FUNC_x%%") and env.is_exportable("HOME")
+    for name, value in {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}.items():
+        monkeypatch.setenv(name, value)
+    for step, expected in (("", (0, 1)), ("4294967290", (0, 1)), ("0", (0, 4))):  # a batch script, a shell, srun's task
+        monkeypatch.setenv("SLURM_STEP_ID", step)
+        assert env.get_env_rank_and_size() == expected
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "3")
     assert env.get_env_rank_and_size() == (1, 3)

@@ -10,17 +10,19 @@
 #include <string.h>
 #include <unistd.h>
 
-#define RANKS_DEFAULT 2
+#define RANKS_DEFAULT  2
+#define SLURM_STEP_MAX 0xfffffff0UL /* of srun's steps: client/attach/identity.c */
 
 /* True inside a launcher that the library understands. */
 static bool is_rank(void)
 {
     static const char *const names[] = {"HVD_RANK", "HOROVOD_RANK", "RANK", "OMPI_COMM_WORLD_RANK",
-                                        "PMI_RANK", "SLURM_STEP_ID"};
+                                        "PMI_RANK"};
+    const char *step = getenv("SLURM_STEP_ID");
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
         if (getenv(names[i]) != NULL)
             return true;
-    return false;
+    return step != NULL && strtoul(step, NULL, 10) <= SLURM_STEP_MAX;
 }
 
 /* hvdrun beside this program, else the one in PATH. */
