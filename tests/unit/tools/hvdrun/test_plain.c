@@ -180,6 +180,17 @@ START_TEST(what_is_left_running_may_finish_its_words)
 }
 END_TEST
 
+START_TEST(what_still_runs_when_all_have_ended_well_is_ended_with_a_word)
+{
+    hvt_job_run(&job, "-np 2 " HERE, "sleep 100 >/dev/null 2>&1 &");
+    expect_end(0);
+    EXPECT_ERR("hvdrun: ended what rank 0 and 1 other left running; setsid lets a process go on\n");
+    hvt_job_run(&job, "-np 2 " HERE, "test $HVD_RANK = 0 || sleep 100 >/dev/null 2>&1 &");
+    expect_end(0);
+    EXPECT_ERR("hvdrun: ended what rank 1 left running; setsid lets a process go on\n");
+}
+END_TEST
+
 START_TEST(a_private_hvdd_is_ended_with_the_job)
 {
     hvt_job_write(&job, "hvdd-script",
@@ -214,6 +225,7 @@ int main(void)
     tcase_add_test(tests, an_interrupt_reaches_the_ranks_and_decides_the_exit_code);
     tcase_add_test(tests, a_reader_that_goes_ends_the_writers_as_a_pipe_does);
     tcase_add_test(tests, what_is_left_running_may_finish_its_words);
+    tcase_add_test(tests, what_still_runs_when_all_have_ended_well_is_ended_with_a_word);
     tcase_add_test(tests, a_private_hvdd_is_ended_with_the_job);
     suite_add_tcase(suite, tests);
     return hvt_run_suite(suite);
