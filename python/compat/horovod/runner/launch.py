@@ -36,7 +36,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="the key to log in there with")
     parser.add_argument("--mpi-args", metavar="ARGS", help=_TAKEN)
     parser.add_argument("--binding-args", metavar="ARGS", help=_TAKEN)
-    parser.add_argument("--tcp", dest="tcp_flag", action="store_true", help=_TAKEN)
+    parser.add_argument("--tcp", dest="tcp_flag", action="store_true", help="no InfiniBand for NCCL (NCCL_IB_DISABLE=1)")
     parser.add_argument("-prefix-timestamp", "--prefix-output-with-timestamp", action="store_true",
                         help="date and time before each line")
     for dest, names in (("min_num_proc", ["--min-np", "--min-num-proc"]), ("max_num_proc", ["--max-np", "--max-num-proc"]),

@@ -366,11 +366,13 @@ START_TEST(what_has_no_effect_is_told_once_per_reason)
 {
     ck_assert_str_eq(idle_words("-np 2 --gloo true"),
                      "hvdrun: --gloo: accepted without effect: there is one controller, hvdd\n");
-    ck_assert_str_eq(idle_words("-np 2 --tcp -p 22 --network-interface lo --network-interface eth0 "
-                                "-i key true"),
-                     "hvdrun: --tcp: accepted without effect: hvdd uses nothing else\n"
-                     "hvdrun: --ssh-port, --network-interfaces, --ssh-identity-file: accepted "
-                     "without effect: every process runs on this machine\n");
+    ck_assert_str_eq(
+        idle_words("-np 2 --disable-cache -p 22 --network-interface lo --network-interface eth0 "
+                   "-i key true"),
+        "hvdrun: --disable-cache: accepted without effect: nothing is checked before the start, "
+        "and nothing is cached\n"
+        "hvdrun: --ssh-port, --network-interfaces, --ssh-identity-file: accepted "
+        "without effect: every process runs on this machine\n");
     ck_assert_str_eq(idle_words("-np 2 -H h1:2 -p 22 --network-interface lo -i key true"), "");
     ck_assert_str_eq(idle_words("-np 2 -H localhost:2 -p 22 true"),
                      "hvdrun: --ssh-port: accepted without effect: every process runs on this "

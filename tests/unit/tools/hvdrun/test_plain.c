@@ -44,6 +44,15 @@ START_TEST(ranks_have_what_torch_and_horovod_read)
 }
 END_TEST
 
+START_TEST(with_tcp_nccl_of_ranks_leaves_infiniband_alone_unless_x_says_otherwise)
+{
+    hvt_job_run(&job, "-np 1 --tcp " HERE, "echo $NCCL_IB_DISABLE");
+    EXPECT_OUT("[0]<stdout>:1\n");
+    hvt_job_run(&job, "-np 1 -x NCCL_IB_DISABLE=0 --tcp " HERE, "echo $NCCL_IB_DISABLE");
+    EXPECT_OUT("[0]<stdout>:0\n");
+}
+END_TEST
+
 START_TEST(rank_0_has_hvdruns_own_input)
 {
     hvt_job_start(&job, "-np 2 " HERE, "cat; echo end");
@@ -215,6 +224,7 @@ int main(void)
     tcase_set_timeout(tests, 60);
     tcase_add_checked_fixture(tests, setup, teardown);
     tcase_add_test(tests, ranks_have_what_torch_and_horovod_read);
+    tcase_add_test(tests, with_tcp_nccl_of_ranks_leaves_infiniband_alone_unless_x_says_otherwise);
     tcase_add_test(tests, rank_0_has_hvdruns_own_input);
     tcase_add_test(tests, output_is_kept_in_files_without_prefixes);
     tcase_add_test(tests, output_that_cannot_be_kept_is_told_before_anything_runs);
