@@ -43,17 +43,23 @@ static int become_hvdrun(const struct perf_options *options, int argc, char **ar
     char no_prefix[] = "--no-prefix";
     char np[] = "-np";
     char address[] = "--address";
+    char hosts[] = "-H";
+    char here[32];
     int used = 0;
     const ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
-    char **list = calloc((size_t)argc + 8, sizeof *list);
+    char **list = calloc((size_t)argc + 10, sizeof *list);
     if (list == NULL || length < 0)
         return 1;
     self[length] = '\0';
+    snprintf(here, sizeof here, "localhost:%d",
+             options->ranks > 0 ? options->ranks : RANKS_DEFAULT);
     find_hvdrun(self, hvdrun, sizeof hvdrun);
     snprintf(ranks, sizeof ranks, "%d", options->ranks > 0 ? options->ranks : RANKS_DEFAULT);
     list[used++] = hvdrun;
     list[used++] = np;
     list[used++] = ranks;
+    list[used++] = hosts;
+    list[used++] = here;
     list[used++] = no_prefix;
     if (options->address != NULL) {
         list[used++] = address;

@@ -10,6 +10,7 @@
 #include "tools/hvdrun/config.h"
 #include "tools/hvdrun/flags.h"
 #include "tools/hvdrun/hosts.h"
+#include "tools/hvdrun/lsf.h"
 
 #include <getopt.h>
 #include <math.h>
@@ -354,6 +355,14 @@ static int read_hosts(const struct taking *taking)
     return 0;
 }
 
+/* A job of LSF on several hosts is not started on this one alone unless that is asked for. */
+static bool needs_hosts(const struct taking *taking)
+{
+    const struct run_options *options = taking->options;
+    return options->hosts == NULL && options->hostfile == NULL && options->ranks != 1 &&
+           run_lsf_has_hosts(options->ranks, taking->text, taking->text_size);
+}
+
 /* Every host serves so many ranks at most. */
 static int check_hosts(const struct taking *taking)
 {
@@ -384,7 +393,7 @@ static int check_whole(const struct taking *taking)
     const struct run_options *options = taking->options;
     if (options->help || options->help_man || options->version || options->check_build)
         return 0;
-    if (check_hosts(taking) != 0)
+    if (needs_hosts(taking) || check_hosts(taking) != 0)
         return -1;
     if (options->ranks == 0)
         return complain(taking, "how many processes? Give -np N");

@@ -240,6 +240,49 @@ START_TEST(hosts_give_the_slots)
 }
 END_TEST
 
+/* Writes a configuration file and gives its --config-file option. */
+static const char *with_config(const char *content, const char *rest)
+{
+    static char line[256];
+    static char path[64];
+    snprintf(path, sizeof path, "/tmp/hvt-config-XXXXXX");
+    const int fd = mkstemp(path);
+    ck_assert_int_ge(fd, 0);
+    ck_assert_int_eq(write(fd, content, strlen(content)), (ssize_t)strlen(content));
+    close(fd);
+    snprintf(line, sizeof line, "-np 1 --config-file %s %s", path, rest);
+    return line;
+}
+
+START_TEST(a_job_of_lsf_on_several_hosts_is_not_started_on_one_in_silence)
+{
+    const char *line = with_config("# by LSF\nh1\nh1\nh2\n", "");
+    char *path = strstr(line, "/tmp/");
+    path[strcspn(path, " ")] = '\0';
+    setenv("LSB_JOBID", "471", 1);
+    ck_assert_int_eq(parse("-np 2 true"), 0);
+    setenv("LSB_HOSTS", "h1 h1", 1);
+    ck_assert_int_eq(parse("-np 2 true"), 0);
+    setenv("LSB_HOSTS", "h1 h2 h1", 1);
+    EXPECT_ERROR("-np 3 true",
+                 "LSF has given job 471 2 hosts, and no option names one: give -H with "
+                 "slots for each (-H h1:2,h2:1 by LSF's), or -H localhost:3 for this "
+                 "host alone");
+    EXPECT_ERROR("true", "-H h1:2,h2:1 ");
+    ck_assert_int_eq(parse("-np 2 -H localhost:2 true"), 0);
+    ck_assert_int_eq(parse("-H h1:1,h2:1 true"), 0);
+    ck_assert_int_eq(parse("-np 1 true"), 0);
+    ck_assert_int_eq(parse("--help"), 0);
+    setenv("LSB_MCPU_HOSTS", "h1 40 h2 2 ", 1);
+    EXPECT_ERROR("-np 2 true", "-H h1:40,h2:2 ");
+    setenv("LSB_DJOB_HOSTFILE", path, 1);
+    EXPECT_ERROR("-np 2 true", "-H h1:2,h2:1 ");
+    unsetenv("LSB_JOBID");
+    ck_assert_int_eq(parse("-np 2 true"), 0);
+    unlink(path);
+}
+END_TEST
+
 START_TEST(other_hosts_are_reached_as_asked_for)
 {
     ck_assert_int_eq(parse("-H h1:2,h2:1500 -np 4 -p 2222 -i key --ssh-command rsh --remote-hvdrun "
@@ -384,20 +427,6 @@ START_TEST(what_has_no_effect_is_told_once_per_reason)
     EXPECT_ERROR("-np 2 --gloo --mpi true", "exclude each other");
 }
 END_TEST
-
-/* Writes a configuration file and gives its --config-file option. */
-static const char *with_config(const char *content, const char *rest)
-{
-    static char line[256];
-    static char path[64];
-    snprintf(path, sizeof path, "/tmp/hvt-config-XXXXXX");
-    const int fd = mkstemp(path);
-    ck_assert_int_ge(fd, 0);
-    ck_assert_int_eq(write(fd, content, strlen(content)), (ssize_t)strlen(content));
-    close(fd);
-    snprintf(line, sizeof line, "-np 1 --config-file %s %s", path, rest);
-    return line;
-}
 
 START_TEST(a_configuration_file_has_every_key_of_horovodruns)
 {
@@ -567,6 +596,7 @@ int main(void)
     tcase_add_test(tests, long_options_may_be_abbreviated);
     tcase_add_test(tests, a_number_of_ranks_must_make_sense);
     tcase_add_test(tests, hosts_give_the_slots);
+    tcase_add_test(tests, a_job_of_lsf_on_several_hosts_is_not_started_on_one_in_silence);
     tcase_add_test(tests, other_hosts_are_reached_as_asked_for);
     tcase_add_test(tests, variables_for_the_ranks_are_given_or_taken_from_here);
     tcase_add_test(tests, every_other_option_of_horovodrun_is_accepted);
