@@ -40,7 +40,7 @@ static int compare_texts(const void *a, const void *b)
         ck_assert_msg(strstr(text, (part)) != NULL, "'%s' says '%s'", (line), text);               \
     } while (0)
 
-START_TEST(the_number_of_ranks_has_three_spellings)
+START_TEST(the_number_of_ranks_has_four_spellings)
 {
     ck_assert_int_eq(parse("-np 4 true"), 0);
     ck_assert_int_eq(options.ranks, 4);
@@ -50,6 +50,39 @@ START_TEST(the_number_of_ranks_has_three_spellings)
     ck_assert_int_eq(options.ranks, 6);
     ck_assert_int_eq(parse("--np=7 true"), 0);
     ck_assert_int_eq(options.ranks, 7);
+    ck_assert_int_eq(parse("-n 8 true"), 0);
+    ck_assert_int_eq(options.ranks, 8);
+}
+END_TEST
+
+START_TEST(values_may_follow_a_letter_at_once)
+{
+    ck_assert_int_eq(parse("-n3 -p2222 -i/x/key -Hh1:4 true"), 0);
+    ck_assert_int_eq(options.ranks, 3);
+    ck_assert_str_eq(options.ssh_port, "2222");
+    ck_assert_str_eq(options.ssh_identity, "/x/key");
+    ck_assert_str_eq(options.hosts, "h1:4");
+    ck_assert_str_eq(options.command[0], "true");
+    EXPECT_ERROR("-n 2 -pssh true", "--ssh-port takes a whole number");
+    EXPECT_ERROR("-p", "-p needs a value");
+    EXPECT_ERROR("-np2 true", "'p2'");
+}
+END_TEST
+
+START_TEST(an_abbreviation_of_horovodruns_is_none_of_hvdruns_own_options)
+{
+    ck_assert_int_eq(parse("-np 2 --disable --bin --map-by true"), 0);
+    ck_assert_uint_eq(options.idle_count, 2);
+    ck_assert_str_eq(options.idle[0]->name, "disable-cache");
+    ck_assert_str_eq(options.idle[1]->name, "binding-args");
+    ck_assert_int_eq(parse("-np 2 --bin=--map-by --hel true"), 0);
+    ck_assert_str_eq(options.idle[0]->name, "binding-args");
+    ck_assert(options.help && !options.help_man);
+    EXPECT_ERROR("-np 2 --disable=1 true", "unknown or ambiguous option --disable=1");
+    EXPECT_ERROR("-np 2 --bin", "--bin needs a value");
+    EXPECT_ERROR("-np 2 --host h1 true", "unknown or ambiguous option --host");
+    ck_assert_int_eq(parse("-np 2 --bind-t core true"), 0);
+    ck_assert(options.bind_to_core);
 }
 END_TEST
 
@@ -517,7 +550,6 @@ END_TEST
 START_TEST(other_words_are_unknown)
 {
     EXPECT_ERROR("-np 2 --nonsense true", "--nonsense");
-    EXPECT_ERROR("-n 2 true", "-n");
     EXPECT_ERROR("-np 2 --grace soon true", "'soon'");
     EXPECT_ERROR("-np 2 --log-level loud true", "'loud'");
 }
@@ -584,7 +616,9 @@ int main(void)
 {
     Suite *suite = suite_create("tools/hvdrun/options");
     TCase *tests = tcase_create("options");
-    tcase_add_test(tests, the_number_of_ranks_has_three_spellings);
+    tcase_add_test(tests, the_number_of_ranks_has_four_spellings);
+    tcase_add_test(tests, values_may_follow_a_letter_at_once);
+    tcase_add_test(tests, an_abbreviation_of_horovodruns_is_none_of_hvdruns_own_options);
     tcase_add_test(tests, everything_after_the_command_is_the_commands);
     tcase_add_test(tests, options_reach_their_members);
     tcase_add_test(tests, defaults_are_one_five_and_thirty_seconds);
