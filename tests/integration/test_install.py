@@ -104,6 +104,12 @@ def test_the_installed_programs_say_the_version_of_the_header(installed):
         assert version in run(f"{installed.prefix}/bin/{program}", "--version").stdout
 
 
+@pytest.mark.parametrize("package", ["hvd", "hvdadmin"])
+def test_flags_need_no_other_package(installed, package):
+    alone = dict(installed.environment(), PKG_CONFIG_LIBDIR="", PKG_CONFIG_PATH=f"{installed.libdir}/pkgconfig")
+    assert "-I" in run("pkg-config", "--cflags", package, environment=alone).stdout
+
+
 def test_a_consumer_builds_by_pkg_config_and_runs(installed, consumer):
     flags = pkg_config(installed, "--cflags", "--libs")
     run(*compiler(), "-Wall", "-Wextra", "-Werror", "first.c", *flags, "-o", "first", cwd=consumer)
