@@ -215,6 +215,21 @@ def test_installing_under_destdir_keeps_the_prefix_in_the_units(tmp_path):
         assert str(tmp_path) not in unit
 
 
+def test_folders_of_ones_own_are_found_by_programs_and_units(tmp_path):
+    """Configured alone: programs and units are told the folders then."""
+    build = tmp_path / "build"
+    run("cmake", "-S", str(SOURCE), "-B", str(build), "-DHVD_TESTS=OFF", "-DCMAKE_INSTALL_PREFIX=/opt/hvd",
+        "-DCMAKE_INSTALL_BINDIR=/opt/programs", "-DCMAKE_INSTALL_LIBEXECDIR=lib", "-DCMAKE_INSTALL_LIBDIR=lib/here",
+        "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON", f"-DCMAKE_C_COMPILER={compiler()[0]}")
+    commands = (build / "compile_commands.json").read_text(encoding="utf-8")
+    assert re.findall(r'HVI_LIBEXEC=[\\"]*([^\\" ]*)', commands) == ["../hvd/lib/hvdd"]
+    assert "$ORIGIN/../hvd/lib/here" in (build / "tools/hvd-perf/cmake_install.cmake").read_text(encoding="utf-8")
+    run("cmake", "-P", str(build / "systemd/cmake_install.cmake"), environment=dict(os.environ, DESTDIR=str(tmp_path)))
+    units = tmp_path / "opt/hvd/lib/systemd/system"
+    assert "ExecStart=/opt/programs/hvdd " in (units / "hvdd.service").read_text(encoding="utf-8")
+    assert "ExecStart=/opt/hvd/lib/hvdd/hvdd-engine\n" in (units / "hvdd-engine@.service").read_text(encoding="utf-8")
+
+
 def test_the_stripped_environment_of_a_service_is_enough_for_hvdd(installed, tmp_path):
     """No PATH, no HOME: hvdd finds its engine beside itself."""
     done = subprocess.run([f"{installed.prefix}/bin/hvdd", "--private=yes", f"--runtime-dir={tmp_path}/run",
