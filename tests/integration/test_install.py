@@ -68,7 +68,7 @@ def test_everything_is_where_it_belongs(installed):
               f"{libdir}/cmake/hvd/hvdConfigVersion.cmake", "lib/systemd/system/hvdd.service",
               "lib/systemd/system/hvdd.socket", "lib/systemd/system/hvdd-admin.socket",
               *(f"lib/systemd/system/hvdd-{name}{kind}" for name in ("engine", "gate", "gpu") for kind in (".socket", "@.service")),
-              "lib/sysusers.d/hvdd.conf", "lib/tmpfiles.d/hvdd.conf", "share/doc/hvdd/hvdd.conf.example",
+              "lib/sysusers.d/hvdd.conf", "lib/tmpfiles.d/hvdd.conf", "share/doc/hvdd/hvdd.conf.example", "share/doc/hvdd/LICENSE",
               "share/doc/hvdd/examples/digits/digits.c", "share/doc/hvdd/examples/digits/ATTRIBUTION.md",
               *(f"share/doc/hvdd/engines-as-users/{unit}.conf" for unit in ("hvdd.service", "hvdd-engine@.service"))}
     assert not wanted - installed.files()
