@@ -159,6 +159,7 @@ def test_parse_args_knows_horovodrun():
           command=["python", "train.py", "--np", "3"], use_gloo=False, hostfile=None, min_num_proc=None, autotune=None)
     parse("--num-proc 2 --min-np 1 --max-num-proc 3 --slots 2 --blacklist-cooldown-range 1 10 --network-interface a,b x",
           min_num_proc=1, max_num_proc=3, slots=2, cooldown_range=[1, 10], nics={"a", "b"})
+    parse("-np 1 --network-interface a --network-interface b,c --network-interfaces a x", nics={"a", "b", "c"})
     parse("-np 1 --no-stall-check --no-autotune --log-hide-timestamp --tcp --mpi x", no_stall_check=True, autotune=False,
           log_with_timestamp=False, tcp_flag=True, use_mpi=True)
     parse("-np 1 --stall-check --no-log-hide-timestamp x", no_stall_check=False, log_with_timestamp=True)
