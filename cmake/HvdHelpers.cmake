@@ -57,8 +57,16 @@ function(hvd_pkg_config name)
     file(RELATIVE_PATH up /prefix/${CMAKE_INSTALL_LIBDIR}/pkgconfig /prefix)
     set(HVD_PC_PREFIX "\${pcfiledir}/${up}")
   endif()
+  # Libs.private, because a package in Requires.private has to be there for --cflags too.
+  foreach(package PROTOBUF_C ZMQ)
+    set(flags ${${package}_LDFLAGS})
+    foreach(folder ${CMAKE_C_IMPLICIT_LINK_DIRECTORIES})
+      list(REMOVE_ITEM flags -L${folder})
+    endforeach()
+    list(JOIN flags " " HVD_PC_${package})
+  endforeach()
   configure_file(${name}.pc.in ${CMAKE_CURRENT_BINARY_DIR}/${name}.pc @ONLY)
-  install(FILES ${CMAKE_CURRENT_BINARY_DIR}/${name}.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+  install(FILES ${CMAKE_CURRENT_BINARY_DIR}/${name}.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig COMPONENT devel)
 endfunction()
 
 # HVD_NVCC: CUDA's compiler, where the toolkit is.

@@ -7,7 +7,9 @@
  * Half an identity is an error and never "rank 0 of 1": a trainer that silently trains alone is
  * worse than one that stops. Slurm is the exception in one direction: a batch script sees
  * SLURM_NTASKS (and in its batch step SLURM_PROCID) without being a task of a step, so only
- * processes with a step count.
+ * processes with a step count. The shell that salloc opens in a step of its own
+ * (use_interactive_step) has a number of a step too, and the allocation's SLURM_NTASKS: Slurm gives
+ * such steps the highest numbers.
  *
  * SLURM_NTASKS_PER_NODE is not read: a step inherits it from its allocation, whatever its own number
  * of tasks is. SLURM_STEP_TASKS_PER_NODE is the step's own. `srun --mpi=pmi2` gives PMI's variables
@@ -42,7 +44,8 @@ struct launcher {
     const char *cross_rank, *cross_size;
     const char *cross_size_instead; /* where neither local_size nor cross_size is set */
     const char *local_sizes;        /* of all nodes, "2(x3),1"; by cross_rank */
-    const char *allocation, *step;  /* inside .allocation only a process with .step is a rank */
+    const char *allocation, *step;  /* inside .allocation only a process with .step is a rank; its
+                                       number is one of those that srun gives */
     const char *job[2];             /* the job id is "<origin>-<value>[.<value>][.<restarts>]" */
     const char *job_instead;        /* of job[0] when that is not set */
     const char *restarts;           /* of the same job; the same number on every node */
@@ -115,6 +118,8 @@ static const struct launcher launchers[] = {
 };
 #define LAUNCHERS (sizeof(launchers) / sizeof(launchers[0]))
 
+#define SLURM_STEP_MAX 0xfffffff0UL /* of srun's steps; above: batch, extern, interactive */
+
 /* NULL and "" are both "not set". */
 static const char *variable(const char *name)
 {
@@ -143,11 +148,16 @@ static int read_optional(const char *name, int *number_p)
     return variable(name) ? read_number(name, number_p) : HVD_OK;
 }
 
+static bool is_step_of_ranks(const char *step)
+{
+    return step && strtoul(step, NULL, 10) <= SLURM_STEP_MAX;
+}
+
 static bool launcher_present(const struct launcher *launcher)
 {
     if (!launcher->allocation)
         return variable(launcher->rank) || variable(launcher->size);
-    if (variable(launcher->allocation) && !variable(launcher->step))
+    if (variable(launcher->allocation) && !is_step_of_ranks(variable(launcher->step)))
         return false;
     return variable(launcher->rank);
 }

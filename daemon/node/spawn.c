@@ -13,6 +13,7 @@
 #include "daemon/node/node.h"
 #include "daemon/node/unit.h"
 
+#include "base/beside.h"
 #include "base/fate.h"
 #include "base/status.h"
 
@@ -31,20 +32,6 @@
 
 extern char **environ;
 
-/* In libexec/hvdd beside the folder of hvdd. */
-static void beside_hvdd(const char *name, char *path_p, size_t path_size)
-{
-    char self[HVI_WIRE_PATH];
-    ssize_t length = readlink("/proc/self/exe", self, sizeof(self) - 1);
-    char *slash;
-
-    self[length > 0 ? length : 0] = '\0';
-    slash = strrchr(self, '/');
-    if (slash != NULL)
-        *slash = '\0';
-    snprintf(path_p, path_size, "%s/../libexec/hvdd/%s", self, name);
-}
-
 static void beside_engine(const struct node *node, const char *name, char *path_p, size_t path_size)
 {
     const char *slash = strrchr(node->engine_path, '/');
@@ -61,7 +48,7 @@ static void choose_path(const struct node *node, const char *given, const char *
     if (given[0] != '\0')
         snprintf(path_p, path_size, "%s", given);
     else
-        beside_hvdd(name, path_p, path_size);
+        hvi_beside_find(name, path_p, path_size);
     if (given[0] == '\0' && access(path_p, X_OK) != 0)
         beside_engine(node, name, path_p, path_size);
 }
@@ -71,7 +58,7 @@ static void choose_paths(struct node *node)
     if (node->config.engine[0] != '\0')
         snprintf(node->engine_path, sizeof(node->engine_path), "%s", node->config.engine);
     else
-        beside_hvdd("hvdd-engine", node->engine_path, sizeof(node->engine_path));
+        hvi_beside_find("hvdd-engine", node->engine_path, sizeof(node->engine_path));
     choose_path(node, node->config.gate, "hvdd-gate", node->gate.path, sizeof(node->gate.path));
     choose_path(node, node->config.gpu_program, "hvdd-gpu", node->gpu_path, sizeof(node->gpu_path));
 }

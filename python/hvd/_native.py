@@ -151,10 +151,12 @@ def library_path(name: str) -> str:
 
 
 def program_path(name: str) -> str | None:
-    """A helper program of hvdd (libexec/hvdd): beside the library, else that of the hvdd in PATH; None: it is not there."""
+    """A helper program of hvdd (libexec/hvdd, or lib/hvdd where the installation has no libexec): beside the library, else
+    that of the hvdd in PATH; None: it is not there."""
     hvdd = shutil.which("hvdd")
     folders = [os.path.dirname(library_path("libhvdclient.so.0")), os.path.dirname(hvdd) if hvdd else ""]
-    places = [os.path.join(folder, os.pardir, "libexec", "hvdd", name) for folder in folders if folder]
+    places = [os.path.join(folder, os.pardir, kind, "hvdd", name) for folder in folders if folder
+              for kind in ("libexec", "lib")]
     return next((place for place in places if os.access(place, os.X_OK)), None)
 
 

@@ -8,6 +8,8 @@ learns when this process dies.
 """
 from __future__ import annotations
 
+import codecs
+import locale
 import os
 import pathlib
 import pickle
@@ -22,6 +24,10 @@ from typing import IO, Any, TextIO
 
 from hvd import run_task
 from hvd._installation import installation
+
+#: What a line of hvdrun's own begins with, and the line behind one about its command line.
+_OWN = "hvdrun: "
+_USAGE = "Try hvdrun --help."
 
 #: hvdrun itself ends its ranks within its grace time of 5 s.
 _PATIENCE_S = 15.0
@@ -56,7 +62,7 @@ def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str,
     output_filename: a folder for each rank's output, which is shown here in any case.
     executable: another Python for the ranks, which must have this package.
     use_gloo, use_mpi, mpi_args, disable_cache: taken and without effect, as hvdrun then says. network_interface, np:
-        deprecated names of others.
+        deprecated names of others; np counts where num_proc is 1.
     min_num_proc, max_num_proc, slots, reset_limit, cooldown_range, host_discovery_script, min_np, max_np: of elastic
         jobs, which are not there yet: NotImplementedError.
 
@@ -79,7 +85,8 @@ def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str,
     interfaces = network_interfaces if network_interfaces is not None else network_interface
     if interfaces is not None and not isinstance(interfaces, str):
         interfaces = ",".join(interfaces)
-    num_proc = num_proc if np is None else np
+    if np is not None and num_proc == 1:  # a num_proc that was given counts
+        num_proc = np
     options = _options({
         "num-proc": num_proc, "hosts": hosts, "hostfile": hostfile, "start-timeout": start_timeout,
         "ssh-port": ssh_port, "ssh-identity-file": ssh_identity_file, "disable-cache": bool(disable_cache),
@@ -141,16 +148,33 @@ def program(name: str) -> str:
     return found
 
 
-def _forward(source: IO[str], sink: TextIO, said: list[str]) -> None:
-    """Shows what hvdrun prints, where this process prints (a notebook has no descriptor 1); keeps its own sentences."""
-    for line in source:
-        if line.startswith("hvdrun: "):
-            said.append(line.rstrip("\n"))
-        try:
-            sink.write(line)
-            sink.flush()
-        except (OSError, ValueError):  # a sink that was closed; hvdrun must not wait for it
-            pass
+def _keep_sentences(text: str, said: list[str]) -> str:
+    """Adds hvdrun's own lines to `said`. The unfinished last line comes back, or of another's the beginning, which shows that."""
+    *lines, rest = text.split("\n")
+    said += [line for line in lines if line.startswith(_OWN) or line == _USAGE]
+    return rest if rest.startswith(_OWN) else rest[:len(_USAGE) + 1]
+
+
+def _forward(source: IO[bytes], sink: TextIO, said: list[str]) -> None:
+    """Shows what hvdrun prints, as it comes, where this process prints (a notebook has no descriptor 1); keeps its own
+    sentences."""
+    decoder = codecs.getincrementaldecoder(locale.getpreferredencoding(False))("replace")
+    line = ""
+    for piece in iter(lambda: os.read(source.fileno(), 1 << 16), b""):
+        text = decoder.decode(piece)
+        line = _keep_sentences(line + text, said)
+        _show(text, sink)
+    text = decoder.decode(b"", final=True)
+    _keep_sentences(line + text + "\n", said)
+    _show(text, sink)
+
+
+def _show(text: str, sink: TextIO) -> None:
+    try:
+        sink.write(text)
+        sink.flush()
+    except (OSError, ValueError):  # a sink that was closed; hvdrun must not wait for it
+        pass
 
 
 def _launch(words: Sequence[str]) -> tuple[int, list[str]]:
@@ -159,7 +183,7 @@ def _launch(words: Sequence[str]) -> tuple[int, list[str]]:
     environment.setdefault("HVDRUN_PYTHON", sys.executable)
     said: list[str] = []
     with subprocess.Popen([program("hvdrun"), *words], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True) as process:
+                          stderr=subprocess.PIPE, start_new_session=True) as process:
         assert process.stdout and process.stderr
         threads = [threading.Thread(target=_forward, args=(source, sink, said), daemon=True)
                    for source, sink in ((process.stdout, sys.stdout), (process.stderr, sys.stderr))]
@@ -176,7 +200,7 @@ def _launch(words: Sequence[str]) -> tuple[int, list[str]]:
     return status, said
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _end(process: subprocess.Popen[bytes]) -> None:
     """Ends hvdrun, which ends its ranks; at once when it takes too long or Ctrl-C comes again."""
     process.terminate()
     try:
@@ -207,7 +231,7 @@ def _results(folder: pathlib.Path, num_proc: int, status: int, said: Sequence[st
     failed = _in_order(folder, {rank: result for rank, result in left.items() if not result.ok})
     if not failed and not missing and status == 0:
         return [pickle.loads(left[rank].value) for rank in range(num_proc)]
-    if status == 2 and not left and len(said) == 1:
+    if status == 2 and said[1:] == [_USAGE]:
         raise ValueError(said[0])
     text = [f"hvd.run: rank {rank} of {num_proc} failed:\n{left[rank].error}" for rank in failed[:1]]
     if len(failed) > 1:

@@ -870,6 +870,14 @@ def test_hvd_perf_is_one_rank_under_a_launcher(launcher):
     assert json.loads(done.stdout.removeprefix("[0]<stdout>:"))["np"] == 2
 
 
+def test_hvd_perf_starts_its_ranks_from_the_shell_of_an_allocation(launcher):
+    """salloc with use_interactive_step: a step of Slurm's, but no launch."""
+    shell = {"SLURM_JOB_ID": "5", "SLURM_STEP_ID": "4294967290", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}
+    done = subprocess.run([program("hvd-perf"), "-n", "2", "-o", "barrier", "-i", "3", "--json"],
+                          env=launcher.environment | shell, capture_output=True, text=True, timeout=scaled(60), check=False)
+    assert done.returncode == 0 and json.loads(done.stdout)["np"] == 2, done.stderr
+
+
 # ---- the command line ------------------------------------------------------------------------------------------------
 
 

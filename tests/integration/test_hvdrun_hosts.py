@@ -159,10 +159,11 @@ def test_variables_travel_by_horovods_rules(hosts):
 
 
 def test_variables_can_be_given(hosts):
-    done = hosts.run("-H", "h1:1,localhost:1", "-x", "HOME", "-x", "COLOUR=red", "-x", "DISPLAY=:1", "env",
+    done = hosts.run("-H", "h1:1,localhost:1", "-x", "HOME", "-x", "COLOUR=red", "-x", "DISPLAY=:1", "--tcp", "env",
                      environment={"HOME": "/home-here"})
     for seen in variables(done).values():
         assert (seen["HOME"], seen["COLOUR"], seen["DISPLAY"]) == ("/home-here", "red", ":1")
+        assert seen["NCCL_IB_DISABLE"] == "1"
 
 
 @pytest.mark.parametrize("option", ["--network-interface", "--network-interfaces"])

@@ -68,7 +68,7 @@ def test_everything_is_where_it_belongs(installed):
               f"{libdir}/cmake/hvd/hvdConfigVersion.cmake", "lib/systemd/system/hvdd.service",
               "lib/systemd/system/hvdd.socket", "lib/systemd/system/hvdd-admin.socket",
               *(f"lib/systemd/system/hvdd-{name}{kind}" for name in ("engine", "gate", "gpu") for kind in (".socket", "@.service")),
-              "lib/sysusers.d/hvdd.conf", "lib/tmpfiles.d/hvdd.conf", "share/doc/hvdd/hvdd.conf.example",
+              "lib/sysusers.d/hvdd.conf", "lib/tmpfiles.d/hvdd.conf", "share/doc/hvdd/hvdd.conf.example", "share/doc/hvdd/LICENSE",
               "share/doc/hvdd/examples/digits/digits.c", "share/doc/hvdd/examples/digits/ATTRIBUTION.md",
               *(f"share/doc/hvdd/engines-as-users/{unit}.conf" for unit in ("hvdd.service", "hvdd-engine@.service"))}
     assert not wanted - installed.files()
@@ -102,6 +102,12 @@ def test_the_installed_programs_say_the_version_of_the_header(installed):
     assert pkg_config(installed, "--modversion") == [version]
     for program in ("hvdd", "hvdctl", "hvdrun"):
         assert version in run(f"{installed.prefix}/bin/{program}", "--version").stdout
+
+
+@pytest.mark.parametrize("package", ["hvd", "hvdadmin"])
+def test_flags_need_no_other_package(installed, package):
+    alone = dict(installed.environment(), PKG_CONFIG_LIBDIR="", PKG_CONFIG_PATH=f"{installed.libdir}/pkgconfig")
+    assert "-I" in run("pkg-config", "--cflags", package, environment=alone).stdout
 
 
 def test_a_consumer_builds_by_pkg_config_and_runs(installed, consumer):
@@ -207,6 +213,21 @@ def test_installing_under_destdir_keeps_the_prefix_in_the_units(tmp_path):
         unit = (tmp_path / f"opt/hvd/lib/systemd/system/{name}.service").read_text(encoding="utf-8")
         assert f"ExecStart=/opt/hvd/{program}" in unit
         assert str(tmp_path) not in unit
+
+
+def test_folders_of_ones_own_are_found_by_programs_and_units(tmp_path):
+    """Configured alone: programs and units are told the folders then."""
+    build = tmp_path / "build"
+    run("cmake", "-S", str(SOURCE), "-B", str(build), "-DHVD_TESTS=OFF", "-DCMAKE_INSTALL_PREFIX=/opt/hvd",
+        "-DCMAKE_INSTALL_BINDIR=/opt/programs", "-DCMAKE_INSTALL_LIBEXECDIR=lib", "-DCMAKE_INSTALL_LIBDIR=lib/here",
+        "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON", f"-DCMAKE_C_COMPILER={compiler()[0]}")
+    commands = (build / "compile_commands.json").read_text(encoding="utf-8")
+    assert re.findall(r'HVI_LIBEXEC=[\\"]*([^\\" ]*)', commands) == ["../hvd/lib/hvdd"]
+    assert "$ORIGIN/../hvd/lib/here" in (build / "tools/hvd-perf/cmake_install.cmake").read_text(encoding="utf-8")
+    run("cmake", "-P", str(build / "systemd/cmake_install.cmake"), environment=dict(os.environ, DESTDIR=str(tmp_path)))
+    units = tmp_path / "opt/hvd/lib/systemd/system"
+    assert "ExecStart=/opt/programs/hvdd " in (units / "hvdd.service").read_text(encoding="utf-8")
+    assert "ExecStart=/opt/hvd/lib/hvdd/hvdd-engine\n" in (units / "hvdd-engine@.service").read_text(encoding="utf-8")
 
 
 def test_the_stripped_environment_of_a_service_is_enough_for_hvdd(installed, tmp_path):

@@ -159,6 +159,7 @@ def test_parse_args_knows_horovodrun():
           command=["python", "train.py", "--np", "3"], use_gloo=False, hostfile=None, min_num_proc=None, autotune=None)
     parse("--num-proc 2 --min-np 1 --max-num-proc 3 --slots 2 --blacklist-cooldown-range 1 10 --network-interface a,b x",
           min_num_proc=1, max_num_proc=3, slots=2, cooldown_range=[1, 10], nics={"a", "b"})
+    parse("-np 1 --network-interface a --network-interface b,c --network-interfaces a x", nics={"a", "b", "c"})
     parse("-np 1 --no-stall-check --no-autotune --log-hide-timestamp --tcp --mpi x", no_stall_check=True, autotune=False,
           log_with_timestamp=False, tcp_flag=True, use_mpi=True)
     parse("-np 1 --stall-check --no-log-hide-timestamp x", no_stall_check=False, log_with_timestamp=True)
@@ -392,6 +393,11 @@ def test_small_helpers(monkeypatch):
     for name in set(env.os.environ) - set(conftest.clean_environment()):
         monkeypatch.delenv(name)
     assert env.get_env_rank_and_size() == (0, 1) and not env.is_exportable("BASH_FUNC_x%%") and env.is_exportable("HOME")
+    for name, value in {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}.items():
+        monkeypatch.setenv(name, value)
+    for step, expected in (("", (0, 1)), ("4294967290", (0, 1)), ("0", (0, 4))):  # a batch script, a shell, srun's task
+        monkeypatch.setenv("SLURM_STEP_ID", step)
+        assert env.get_env_rank_and_size() == expected
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "3")
     assert env.get_env_rank_and_size() == (1, 3)

@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from conftest import PROGRAMS
+from conftest import PROGRAMS, SOURCE
 from installed import make_venv, run
 
 
@@ -47,6 +47,13 @@ def test_the_package_is_typed_and_knows_its_version(venv):
 def test_the_wheel_serves_every_python(venv):
     record = next(venv.glob("lib/python*/site-packages/hvd-*.dist-info/WHEEL")).read_text()
     assert "Tag: py3-none-linux" in record
+
+
+def test_the_wheels_carry_the_licence(venv):
+    site, = venv.glob("lib/python*/site-packages")
+    for wheel in ("hvd", "hvd_horovod"):
+        found, = site.glob(f"{wheel}-*.dist-info/**/LICENSE")
+        assert found.read_text(encoding="utf-8") == (SOURCE / "LICENSE").read_text(encoding="utf-8")
 
 
 def test_it_can_be_removed_without_a_trace(venv):

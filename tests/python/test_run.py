@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """hvd.run: a function on several ranks, its results, and what comes when a rank fails."""
+import io
 import math
 import os
 import pathlib
@@ -232,6 +233,39 @@ def test_elastic_arguments_are_refused_by_name(name):
 def test_np_is_the_old_name_of_num_proc():
     with pytest.warns(DeprecationWarning, match="np is deprecated, use num_proc"):
         assert len(hvd.run(os.getpid, np=2)) == 2
+
+
+def test_np_counts_only_where_num_proc_is_not_given():
+    with pytest.warns(DeprecationWarning, match="np is deprecated"):
+        assert len(hvd.run(os.getpid, num_proc=2, np=1)) == 2
+
+
+def test_a_rank_that_exits_like_hvdrun_after_a_wrong_command_line_is_no_value_error(tmp_path):
+    other = tmp_path / "python"
+    other.write_text("#!/bin/sh\nexit 2\n", encoding="utf-8")
+    other.chmod(0o755)
+    with pytest.raises(RuntimeError, match=r"(?s)Without a result: rank 0.*exit status is 2.*exited with code 2"):
+        hvd.run(os.getpid, executable=str(other))
+
+
+def test_output_is_shown_as_it_comes(monkeypatch):
+    """Carriage returns, unfinished lines, and characters whose bytes come apart."""
+    ours, theirs = os.pipe()
+    shown, said = [], []
+    sink = io.StringIO()
+    monkeypatch.setattr(sink, "write", shown.append)
+    with open(ours, "rb") as source:
+        thread = threading.Thread(target=runner._forward, args=(source, sink, said))  # pylint: disable=protected-access
+        thread.start()
+        expected = ""
+        for piece, text in ((b"50%\r", "50%\r"), (b"100%\r\nhvd", "100%\r\nhvd"), (b"run: a\nhvdrun: b", "run: a\nhvdrun: b"),
+                            (b"c\n\xc3", "c\n"), (b"\xa4", "\u00e4"), (b" hvdrun: no\nhvdrun: d", " hvdrun: no\nhvdrun: d")):
+            os.write(theirs, piece)
+            expected += text
+            wait_until(lambda wanted=expected: "".join(shown) == wanted, lambda: f"what is shown: {shown}", 30, 0.001)
+        os.close(theirs)
+        thread.join(30)
+    assert said == ["hvdrun: a", "hvdrun: bc", "hvdrun: d"]
 
 
 CALLER = """

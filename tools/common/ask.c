@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "tools/common/ask.h"
 
+#include "base/beside.h"
 #include "base/clock.h"
+#include "base/status.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -82,14 +84,9 @@ const char *ask_program(char *const argv[], uint64_t wait_ns, char *answer_p, si
 
 const char *ask_worker(const char *option, uint64_t wait_ns, char *answer_p, size_t size)
 {
-    char self[PATH_MAX], path[PATH_MAX + 32];
-    const ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
-    self[length > 0 ? length : 0] = '\0';
-    char *slash = strrchr(self, '/');
-    if (slash == NULL)
+    char path[PATH_MAX + 64];
+    if (hvi_beside_find("hvdd-gpu", path, sizeof path) != HVI_OK)
         return "this program's folder is not known";
-    *slash = '\0';
-    snprintf(path, sizeof path, "%s/../libexec/hvdd/hvdd-gpu", self);
     char *const argv[] = {path, (char *)(uintptr_t)option, NULL};
     return ask_program(argv, wait_ns, answer_p, size);
 }

@@ -9,7 +9,7 @@
 /* Runs argv[0], looked for in PATH, with /dev/null for standard input and the caller's stderr, and kills it after `wait_ns`. What
  * it has said, as far as that fits. NULL: it has ended well; else why there is no answer, valid until the next call. */
 const char *ask_program(char *const argv[], uint64_t wait_ns, char *answer_p, size_t size);
-/* As that, of libexec/hvdd/hvdd-gpu beside the folder of this program, with one option. */
+/* As that, of the installation's hvdd-gpu, with one option. */
 const char *ask_worker(const char *option, uint64_t wait_ns, char *answer_p, size_t size);
 /* The number behind a word at the beginning of a line, "<word> <number> ..."; 0 without such a line. *rest_p, if it is wanted: what
  * follows the number, up to the end of the answer. */

@@ -160,7 +160,7 @@ static bool take_settings(struct agent *agent)
     for (; agent->settings[count] != NULL; count++) {
         const bool export = count < start->exports;
         if ((export && count >= RUN_EXPORTS_MAX) ||
-            (!export && agent->options.variable_count >= RUN_VARIABLES_MAX + 2))
+            (!export && agent->options.variable_count >= RUN_VARIABLES_MAX + RUN_VARIABLES_OURS))
             return false;
         if (export)
             agent->options.exports[agent->options.export_count++] = agent->settings[count];

@@ -9,16 +9,20 @@
 #define HELP_WIDTH  96u
 #define NAMES_BYTES 1024u
 
-#define AT(of)           offsetof(struct run_options, of), NULL
-#define TO(name)         RUN_FLAG_NO_MEMBER, name
-#define BOTH(of, name)   offsetof(struct run_options, of), name
-#define NOWHERE          RUN_FLAG_NO_MEMBER, NULL
-#define RUN_GROUP(title) {NULL, "", NULL, RUN_FLAG_GROUP, RUN_FLAG_WORKS, NOWHERE, "", title},
+#define AT(of)         offsetof(struct run_options, of), NULL
+#define TO(name)       RUN_FLAG_NO_MEMBER, name
+#define BOTH(of, name) offsetof(struct run_options, of), name
+#define NOWHERE        RUN_FLAG_NO_MEMBER, NULL
+#define RUN_GROUP(title)                                                                           \
+    {NULL, "", NULL, RUN_FLAG_GROUP, RUN_FLAG_WORKS, NOWHERE, "", title, false},
 #define RUN_FLAG(other, name, arg, kind, effect, goes, key, text)                                  \
-    {other, name, arg, RUN_FLAG_##kind, RUN_FLAG_##effect, goes, key, text},
+    {other, name, arg, RUN_FLAG_##kind, RUN_FLAG_##effect, goes, key, text, false},
+#define RUN_OWN(other, name, arg, kind, effect, goes, key, text)                                   \
+    {other, name, arg, RUN_FLAG_##kind, RUN_FLAG_##effect, goes, key, text, true},
 const struct run_flag run_flags[] = {
 #include "tools/hvdrun/flags.def"
 };
+#undef RUN_OWN
 #undef RUN_FLAG
 #undef RUN_GROUP
 
@@ -40,6 +44,28 @@ const struct run_flag *run_flag_of_key(const char *key, const char *value, bool 
             return flag;
     }
     return NULL;
+}
+
+static bool begins_like(const struct run_flag *flag, const char *begin, size_t length)
+{
+    return strncmp(flag->name, begin, length) == 0 ||
+           (flag->other != NULL && strncmp(flag->other, begin, length) == 0);
+}
+
+const struct run_flag *run_flag_of_horovods(const char *word)
+{
+    const char *begin = word + strspn(word, "-");
+    const size_t length = strcspn(begin, "=");
+    const struct run_flag *found = NULL;
+    for (size_t i = 0; i < run_flag_count; i++) {
+        const struct run_flag *flag = &run_flags[i];
+        if (flag->kind == RUN_FLAG_GROUP || flag->own || !begins_like(flag, begin, length))
+            continue;
+        if (found != NULL)
+            return NULL;
+        found = flag;
+    }
+    return found;
 }
 
 /* ---- help ---- */

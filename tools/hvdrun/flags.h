@@ -39,6 +39,7 @@ struct run_flag {
     const char *variable; /* without HOROVOD_; NULL: none */
     const char *key;      /* in a configuration file; "" for none */
     const char *text;
+    bool own; /* horovodrun has no such option */
 };
 
 extern const struct run_flag run_flags[];
@@ -47,6 +48,8 @@ extern const size_t run_flag_count;
 /* The row that `key: value` of a configuration file means, NULL for none; *known_p says whether
  * there is such a key at all. `value` counts for the rows of switches only. */
 const struct run_flag *run_flag_of_key(const char *key, const char *value, bool *known_p);
+/* The row that horovodrun takes the word "--begi" or "--begi=value" for; NULL: for none, or it would not know for which. */
+const struct run_flag *run_flag_of_horovods(const char *word);
 /* For people; a line of usage first, for `program`. */
 void run_flags_help(FILE *out, const char *program);
 /* For the man page: scdoc's source of the options. */

@@ -13,6 +13,7 @@
  *   ssh.c      how it is started     words.c   which variables travel
  *   task.c     what a host is told   call.c    what hvd.run brings and takes
  *   route.c    this host's address   build.c   --check-build
+ *   lsf.c      hosts that LSF names
  *
  * One thread of our own (libzmq adds its two once the ranks run). Each rank leads a process group;
  * signals from outside are passed on to the groups. Nothing that was started is left when hvdrun

@@ -14,6 +14,7 @@
 #include "tools/hvdrun/node.h"
 
 #include "base/clock.h"
+#include "base/fate.h"
 #include "base/mps.h"
 #include "base/status.h"
 #include "base/types.h"
@@ -293,9 +294,60 @@ static void signal_groups(struct run_node *node, int signal_number)
         run_proc_signal(&node->ranks[i].proc, signal_number);
 }
 
+static bool is_started_by_us(const struct run_node *node, pid_t pid)
+{
+    return pid == node->guard.pid || run_proc_is_started(pid);
+}
+
+/* Calls `see` for each child that we have not started, from the kernel's list of them. False: the
+ * kernel makes none. */
+static bool each_orphan(struct run_node *node, void (*see)(struct run_node *node, pid_t pid))
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/self/task/%d/children", (int)getpid());
+    FILE *list = fopen(path, "re");
+    if (list == NULL)
+        return false;
+    for (int pid; fscanf(list, "%d", &pid) == 1;) {
+        if (!is_started_by_us(node, pid))
+            see(node, pid);
+    }
+    fclose(list);
+    return true;
+}
+
+static void note_leftover(struct run_node *node, pid_t pid)
+{
+    const pid_t group = getpgid(pid);
+    for (int i = 0; i < count_of(node); i++)
+        if (node->ranks[i].proc.pid == group && group > 0 && !hvi_process_is_quiet(pid, -1))
+            node->ranks[i].left_running = true;
+}
+
+/* After a failure it is no news that a rank leaves something. */
+static void say_leftovers(struct run_node *node)
+{
+    int first = -1;
+    int others = -1;
+    each_orphan(node, note_leftover);
+    for (int i = 0; i < count_of(node); i++) {
+        if (!node->ranks[i].left_running)
+            continue;
+        first = first < 0 ? node->plan->places[i].rank : first;
+        others++;
+    }
+    if (others > 0)
+        say(node, "ended what rank %d and %d other%s left running; setsid lets a process go on",
+            first, others, others == 1 ? "" : "s");
+    else if (first >= 0)
+        say(node, "ended what rank %d left running; setsid lets a process go on", first);
+}
+
 /* From here on nothing is a zombie of ours any more, and a group that answers is a leftover. */
 static void enter_leftover(struct run_node *node)
 {
+    if (node->stage == RUN_LINGER && !node->killed)
+        say_leftovers(node);
     signal_groups(node, SIGTERM);
     signal_groups(node, SIGCONT);
     for (int i = 0; i < count_of(node); i++) {
@@ -419,25 +471,10 @@ static void look_at_daemon(void *context, int index)
         node->plan->calls.daemon_gone(node->plan->calls.context, how);
 }
 
-static bool is_started_by_us(const struct run_node *node, pid_t pid)
+static void reap_one(struct run_node *node, pid_t pid)
 {
-    return pid == node->guard.pid || run_proc_is_started(pid);
-}
-
-/* Each child that we have not started, from the kernel's list of them. False: it makes none. */
-static bool reap_listed(const struct run_node *node)
-{
-    char path[64];
-    snprintf(path, sizeof path, "/proc/self/task/%d/children", (int)getpid());
-    FILE *list = fopen(path, "re");
-    if (list == NULL)
-        return false;
-    for (int pid; fscanf(list, "%d", &pid) == 1;) {
-        if (!is_started_by_us(node, pid))
-            waitpid(pid, NULL, WNOHANG);
-    }
-    fclose(list);
-    return true;
+    (void)node;
+    waitpid(pid, NULL, WNOHANG);
 }
 
 /* Children are looked at from the oldest on: once one that we have started has ended, orphans that
@@ -454,12 +491,12 @@ static void reap_oldest(const struct run_node *node)
 
 static void reap_orphans(void *context, int index)
 {
-    const struct run_node *node = context;
+    struct run_node *node = context;
     struct signalfd_siginfo told;
     (void)index;
     while (read(node->children_fd, &told, sizeof told) == (ssize_t)sizeof told)
         continue;
-    if (!reap_listed(node))
+    if (!each_orphan(node, reap_one))
         reap_oldest(node);
 }
 

@@ -65,7 +65,8 @@ struct run_node_rank {
     struct run_proc proc;
     bool signalled; /* its pidfd was ready */
     bool ended;
-    bool untold; /* hvdd is to be told of its end again: see tell_again */
+    bool untold;       /* hvdd is to be told of its end again: see tell_again */
+    bool left_running; /* a process in its group, when it had ended well */
     bool group_gone;
 };
 

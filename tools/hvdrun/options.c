@@ -10,6 +10,7 @@
 #include "tools/hvdrun/config.h"
 #include "tools/hvdrun/flags.h"
 #include "tools/hvdrun/hosts.h"
+#include "tools/hvdrun/lsf.h"
 
 #include <getopt.h>
 #include <math.h>
@@ -18,6 +19,7 @@
 #include <string.h>
 
 #define FLAGS_MAX 128 /* rows */
+#define LETTERS   "n:p:i:H:"
 #define MANY      1000000000000L
 
 /* Where a value goes, and where to complain. */
@@ -276,6 +278,34 @@ static void build_getopt(struct option *out)
     *out = (struct option){.name = NULL};
 }
 
+/* The row of an option of one letter, whose value may follow at once: -p2222. -n is what argparse takes for -np. */
+static const struct run_flag *flag_of_letter(int letter)
+{
+    const char name[] = {(char)letter, '\0'};
+    for (size_t i = 0; i < run_flag_count; i++)
+        if (run_flags[i].other != NULL &&
+            strcmp(run_flags[i].other, letter == 'n' ? "np" : name) == 0)
+            return &run_flags[i];
+    return NULL;
+}
+
+/* The word that getopt does not know may be the beginning of an option of horovodrun's and of some
+ * of hvdrun's own: then horovodrun's is meant. -1 after a complaint. */
+static int take_beginning(int argc, char **argv, int at, struct taking *taking)
+{
+    const char *equals = strchr(argv[at], '=');
+    taking->flag = run_flag_of_horovods(argv[at]);
+    if (taking->flag == NULL || (taking->flag->arg == NULL && equals != NULL))
+        return complain(taking, "unknown or ambiguous option %s", argv[at]);
+    taking->value = equals != NULL ? equals + 1 : NULL;
+    if (taking->flag->arg != NULL && equals == NULL) {
+        if (optind >= argc)
+            return complain(taking, "%s needs a value", argv[at]);
+        taking->value = argv[optind++];
+    }
+    return take(taking);
+}
+
 /* -1 after a complaint. */
 static int parse_line(int argc, char **argv, struct taking *taking)
 {
@@ -286,13 +316,16 @@ static int parse_line(int argc, char **argv, struct taking *taking)
     opterr = 0;
     for (;;) {
         const int at = optind > 0 ? optind : 1;
-        const int found = getopt_long_only(argc, argv, "+:", table, NULL);
+        const int found = getopt_long_only(argc, argv, "+:" LETTERS, table, NULL);
         if (found == -1)
             break;
         if (found == ':')
             return complain(taking, "%s needs a value", argv[at]);
-        if (found == '?')
-            return complain(taking, "unknown or ambiguous option %s", argv[at]);
+        if (found == '?') {
+            if (take_beginning(argc, argv, at, taking) != 0)
+                return -1;
+            continue;
+        }
         if (found == OPTION_HELP_MAN) {
             taking->options->help_man = true;
             continue;
@@ -301,7 +334,8 @@ static int parse_line(int argc, char **argv, struct taking *taking)
             taking->options->call_dir = optarg;
             continue;
         }
-        taking->flag = &run_flags[found - OPTION_FIRST];
+        taking->flag =
+            found < OPTION_FIRST ? flag_of_letter(found) : &run_flags[found - OPTION_FIRST];
         taking->value = optarg;
         if (take(taking) != 0)
             return -1;
@@ -354,6 +388,14 @@ static int read_hosts(const struct taking *taking)
     return 0;
 }
 
+/* A job of LSF on several hosts is not started on this one alone unless that is asked for. */
+static bool needs_hosts(const struct taking *taking)
+{
+    const struct run_options *options = taking->options;
+    return options->hosts == NULL && options->hostfile == NULL && options->ranks != 1 &&
+           run_lsf_has_hosts(options->ranks, taking->text, taking->text_size);
+}
+
 /* Every host serves so many ranks at most. */
 static int check_hosts(const struct taking *taking)
 {
@@ -384,7 +426,7 @@ static int check_whole(const struct taking *taking)
     const struct run_options *options = taking->options;
     if (options->help || options->help_man || options->version || options->check_build)
         return 0;
-    if (check_hosts(taking) != 0)
+    if (needs_hosts(taking) || check_hosts(taking) != 0)
         return -1;
     if (options->ranks == 0)
         return complain(taking, "how many processes? Give -np N");

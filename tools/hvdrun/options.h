@@ -13,7 +13,11 @@
 
 #define RUN_EXPORTS_MAX   32
 #define RUN_VARIABLES_MAX 64
-#define RUN_IDLE_MAX      64
+
+/* On other hosts --network-interfaces adds two variables, and --tcp one. */
+#define RUN_VARIABLES_OURS 3
+#define RUN_VARIABLE_TCP   "NCCL_IB_DISABLE=1"
+#define RUN_IDLE_MAX       64
 
 struct run_flag;
 
@@ -32,7 +36,7 @@ struct run_options {
     const char *config_file;
     const char *log_level;
     uint64_t start_timeout_ns, report_ns, grace_ns, silence_ns;
-    bool no_prefix, timestamps, verbose, bind_to_core, bind_to_nothing, gpu_mps;
+    bool no_prefix, timestamps, verbose, bind_to_core, bind_to_nothing, gpu_mps, tcp;
     bool gloo, mpi, jsrun, autotune;
     bool help, help_man, version, check_build; /* one of these instead of a command */
     bool compat;    /* called horovodrun: that is the name it goes by in what it prints */
@@ -42,7 +46,7 @@ struct run_options {
     char *exports[RUN_EXPORTS_MAX];
     size_t export_count;
     /* "NAME=value" for the ranks, as asked for, on the heap. */
-    char *variables[RUN_VARIABLES_MAX + 2]; /* --network-interfaces adds two on other hosts */
+    char *variables[RUN_VARIABLES_MAX + RUN_VARIABLES_OURS];
     size_t variable_count;
     /* What was asked for without effect, in the order in which it was last given. */
     const struct run_flag *idle[RUN_IDLE_MAX];

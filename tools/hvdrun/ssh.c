@@ -162,7 +162,10 @@ static void advise(const char *words, const char *host, char *advice_p, size_t s
                  "ssh-keygen -R, and log in once with: ssh %s",
                  host);
     else if (strstr(words, "Host key verification failed") != NULL)
-        snprintf(advice_p, size, " Its key is not known here yet: log in once with: ssh %s", host);
+        snprintf(advice_p, size,
+                 " Its key is not known here yet: log in once with: ssh %s, or take the keys of "
+                 "new hosts with HVD_SSH=\"ssh -o StrictHostKeyChecking=accept-new\"",
+                 host);
     else if (strstr(words, "Permission denied") != NULL)
         snprintf(advice_p, size,
                  " It has to let you in without a password: try ssh-copy-id %s, or name the key "

@@ -15,7 +15,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define SETTINGS_MAX     (40 + 2 * RUN_EXPORTS_MAX + RUN_VARIABLES_MAX)
+#define SETTINGS_MAX     (40 + 2 * RUN_EXPORTS_MAX + RUN_VARIABLES_MAX + RUN_VARIABLES_OURS)
 #define PIPE_BYTES       (256 * 1024)
 #define PIPE_BYTES_RANKS 32 /* with more ranks, large pipes would use up the user's pipe budget */
 #define CONNECTIONS_VAR  "CUDA_DEVICE_MAX_CONNECTIONS"
@@ -105,6 +105,8 @@ static void options_of(const struct run_options *options, struct settings *setti
         set(settings, "HVD%.*s", (int)strcspn(name, "="), name);
         settings->list[settings->count++] = options->exports[i];
     }
+    if (options->tcp)
+        set(settings, RUN_VARIABLE_TCP);
     for (size_t i = 0; i < options->variable_count; i++)
         settings->list[settings->count++] = options->variables[i];
 }

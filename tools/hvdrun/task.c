@@ -54,12 +54,14 @@ static int pack_list(char *const *words, size_t count, struct run_buffer *out)
 }
 
 /* What the ranks are given beside the environment: options, then variables. Of several for one name
- * the last counts: those of -x win over what interfaces say. */
+ * the last counts: those of -x win over what interfaces and --tcp say. */
 static int pack_settings(const struct run_options *options, struct run_buffer *out)
 {
     int status = pack_list(options->exports, options->export_count, out);
     if (status == HVI_OK)
         status = pack_interfaces(options->interfaces, out);
+    if (status == HVI_OK && options->tcp)
+        status = run_buffer_append(out, RUN_VARIABLE_TCP, sizeof RUN_VARIABLE_TCP);
     return status == HVI_OK ? pack_list(options->variables, options->variable_count, out) : status;
 }
 

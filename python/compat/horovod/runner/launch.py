@@ -20,6 +20,14 @@ _TAKEN = "taken and without effect"
 _REFUSED = "of elastic jobs, which hvdrun does not start yet"
 
 
+class _Union(argparse.Action):
+    """A set that grows where the option is given again."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any,
+                 option_string: str | None = None) -> None:
+        setattr(namespace, self.dest, (getattr(namespace, self.dest) or set()) | values)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="horovodrun", description="What each option does: hvdrun(1).")
     parser.add_argument("-v", "--version", action="version", version=horovod.__version__)
@@ -27,7 +35,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("-cb", "--check-build", action="store_true", default=None, help="what this build can do")
     parser.add_argument("--disable-cache", action="store_true", help=_TAKEN)
     parser.add_argument("--start-timeout", type=int, metavar="S", help="time for the private hvdd to start")
-    parser.add_argument("--network-interfaces", "--network-interface", dest="nics", metavar="LIST", help=_TAKEN,
+    parser.add_argument("--network-interfaces", "--network-interface", dest="nics", metavar="LIST", action=_Union,
+                        help="how other hosts reach this one: interfaces, addresses or networks, with commas between them",
                         type=lambda text: {name for name in text.split(",") if name})
     parser.add_argument("--output-filename", metavar="DIR", help="also keep each rank's output there")
     parser.add_argument("--verbose", action="store_true", help="say what is started and how it ends")
@@ -36,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="the key to log in there with")
     parser.add_argument("--mpi-args", metavar="ARGS", help=_TAKEN)
     parser.add_argument("--binding-args", metavar="ARGS", help=_TAKEN)
-    parser.add_argument("--tcp", dest="tcp_flag", action="store_true", help=_TAKEN)
+    parser.add_argument("--tcp", dest="tcp_flag", action="store_true", help="no InfiniBand for NCCL (NCCL_IB_DISABLE=1)")
     parser.add_argument("-prefix-timestamp", "--prefix-output-with-timestamp", action="store_true",
                         help="date and time before each line")
     for dest, names in (("min_num_proc", ["--min-np", "--min-num-proc"]), ("max_num_proc", ["--max-np", "--max-num-proc"]),

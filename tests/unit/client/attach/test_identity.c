@@ -214,6 +214,29 @@ START_TEST(an_allocation_is_not_a_task)
 }
 END_TEST
 
+/* salloc where LaunchParameters has use_interactive_step; SLURM_NTASKS is there if -n was given. */
+START_TEST(the_shell_of_an_allocation_is_not_a_task_of_a_step)
+{
+    static const char *const shell[] = {"SLURM_JOB_ID=5",
+                                        "SLURM_STEP_ID=4294967290",
+                                        "SLURM_PROCID=0",
+                                        "SLURM_LOCALID=0",
+                                        "SLURM_STEP_NUM_TASKS=1",
+                                        "SLURM_NTASKS=4",
+                                        NULL};
+    static const char *const without_n[] = {"SLURM_JOB_ID=5", "SLURM_STEP_ID=4294967290",
+                                            "SLURM_PROCID=0", "SLURM_STEP_NUM_TASKS=1", NULL};
+    struct client_identity identity;
+    set_environment(shell);
+    ck_assert_int_eq(resolve(&identity), HVD_OK);
+    ck_assert_str_eq(identity.origin, "single");
+    ck_assert_int_eq(identity.size, 1);
+    set_environment(without_n);
+    ck_assert_int_eq(resolve(&identity), HVD_OK);
+    ck_assert_str_eq(identity.origin, "single");
+}
+END_TEST
+
 START_TEST(arguments_come_before_every_environment)
 {
     static const char *const hvdrun[] = {"HVD_RANK=0",       "HVD_SIZE=9",     "HVD_LOCAL_RANK=0",
@@ -386,6 +409,7 @@ int main(void)
                         (int)(sizeof bad / sizeof bad[0]));
     tcase_add_test(tcase, a_process_on_its_own_gets_a_job_of_its_own);
     tcase_add_test(tcase, an_allocation_is_not_a_task);
+    tcase_add_test(tcase, the_shell_of_an_allocation_is_not_a_task_of_a_step);
     tcase_add_test(tcase, arguments_come_before_every_environment);
     tcase_add_test(tcase, arguments_that_are_the_launchers_bring_its_other_numbers);
     tcase_add_loop_test(tcase, a_job_on_several_nodes_has_a_seat_for_each_rank_of_this_one, 0,

@@ -40,7 +40,7 @@ static int compare_texts(const void *a, const void *b)
         ck_assert_msg(strstr(text, (part)) != NULL, "'%s' says '%s'", (line), text);               \
     } while (0)
 
-START_TEST(the_number_of_ranks_has_three_spellings)
+START_TEST(the_number_of_ranks_has_four_spellings)
 {
     ck_assert_int_eq(parse("-np 4 true"), 0);
     ck_assert_int_eq(options.ranks, 4);
@@ -50,6 +50,39 @@ START_TEST(the_number_of_ranks_has_three_spellings)
     ck_assert_int_eq(options.ranks, 6);
     ck_assert_int_eq(parse("--np=7 true"), 0);
     ck_assert_int_eq(options.ranks, 7);
+    ck_assert_int_eq(parse("-n 8 true"), 0);
+    ck_assert_int_eq(options.ranks, 8);
+}
+END_TEST
+
+START_TEST(values_may_follow_a_letter_at_once)
+{
+    ck_assert_int_eq(parse("-n3 -p2222 -i/x/key -Hh1:4 true"), 0);
+    ck_assert_int_eq(options.ranks, 3);
+    ck_assert_str_eq(options.ssh_port, "2222");
+    ck_assert_str_eq(options.ssh_identity, "/x/key");
+    ck_assert_str_eq(options.hosts, "h1:4");
+    ck_assert_str_eq(options.command[0], "true");
+    EXPECT_ERROR("-n 2 -pssh true", "--ssh-port takes a whole number");
+    EXPECT_ERROR("-p", "-p needs a value");
+    EXPECT_ERROR("-np2 true", "'p2'");
+}
+END_TEST
+
+START_TEST(an_abbreviation_of_horovodruns_is_none_of_hvdruns_own_options)
+{
+    ck_assert_int_eq(parse("-np 2 --disable --bin --map-by true"), 0);
+    ck_assert_uint_eq(options.idle_count, 2);
+    ck_assert_str_eq(options.idle[0]->name, "disable-cache");
+    ck_assert_str_eq(options.idle[1]->name, "binding-args");
+    ck_assert_int_eq(parse("-np 2 --bin=--map-by --hel true"), 0);
+    ck_assert_str_eq(options.idle[0]->name, "binding-args");
+    ck_assert(options.help && !options.help_man);
+    EXPECT_ERROR("-np 2 --disable=1 true", "unknown or ambiguous option --disable=1");
+    EXPECT_ERROR("-np 2 --bin", "--bin needs a value");
+    EXPECT_ERROR("-np 2 --host h1 true", "unknown or ambiguous option --host");
+    ck_assert_int_eq(parse("-np 2 --bind-t core true"), 0);
+    ck_assert(options.bind_to_core);
 }
 END_TEST
 
@@ -240,6 +273,49 @@ START_TEST(hosts_give_the_slots)
 }
 END_TEST
 
+/* Writes a configuration file and gives its --config-file option. */
+static const char *with_config(const char *content, const char *rest)
+{
+    static char line[256];
+    static char path[64];
+    snprintf(path, sizeof path, "/tmp/hvt-config-XXXXXX");
+    const int fd = mkstemp(path);
+    ck_assert_int_ge(fd, 0);
+    ck_assert_int_eq(write(fd, content, strlen(content)), (ssize_t)strlen(content));
+    close(fd);
+    snprintf(line, sizeof line, "-np 1 --config-file %s %s", path, rest);
+    return line;
+}
+
+START_TEST(a_job_of_lsf_on_several_hosts_is_not_started_on_one_in_silence)
+{
+    const char *line = with_config("# by LSF\nh1\nh1\nh2\n", "");
+    char *path = strstr(line, "/tmp/");
+    path[strcspn(path, " ")] = '\0';
+    setenv("LSB_JOBID", "471", 1);
+    ck_assert_int_eq(parse("-np 2 true"), 0);
+    setenv("LSB_HOSTS", "h1 h1", 1);
+    ck_assert_int_eq(parse("-np 2 true"), 0);
+    setenv("LSB_HOSTS", "h1 h2 h1", 1);
+    EXPECT_ERROR("-np 3 true",
+                 "LSF has given job 471 2 hosts, and no option names one: give -H with "
+                 "slots for each (-H h1:2,h2:1 by LSF's), or -H localhost:3 for this "
+                 "host alone");
+    EXPECT_ERROR("true", "-H h1:2,h2:1 ");
+    ck_assert_int_eq(parse("-np 2 -H localhost:2 true"), 0);
+    ck_assert_int_eq(parse("-H h1:1,h2:1 true"), 0);
+    ck_assert_int_eq(parse("-np 1 true"), 0);
+    ck_assert_int_eq(parse("--help"), 0);
+    setenv("LSB_MCPU_HOSTS", "h1 40 h2 2 ", 1);
+    EXPECT_ERROR("-np 2 true", "-H h1:40,h2:2 ");
+    setenv("LSB_DJOB_HOSTFILE", path, 1);
+    EXPECT_ERROR("-np 2 true", "-H h1:2,h2:1 ");
+    unsetenv("LSB_JOBID");
+    ck_assert_int_eq(parse("-np 2 true"), 0);
+    unlink(path);
+}
+END_TEST
+
 START_TEST(other_hosts_are_reached_as_asked_for)
 {
     ck_assert_int_eq(parse("-H h1:2,h2:1500 -np 4 -p 2222 -i key --ssh-command rsh --remote-hvdrun "
@@ -366,11 +442,13 @@ START_TEST(what_has_no_effect_is_told_once_per_reason)
 {
     ck_assert_str_eq(idle_words("-np 2 --gloo true"),
                      "hvdrun: --gloo: accepted without effect: there is one controller, hvdd\n");
-    ck_assert_str_eq(idle_words("-np 2 --tcp -p 22 --network-interface lo --network-interface eth0 "
-                                "-i key true"),
-                     "hvdrun: --tcp: accepted without effect: hvdd uses nothing else\n"
-                     "hvdrun: --ssh-port, --network-interfaces, --ssh-identity-file: accepted "
-                     "without effect: every process runs on this machine\n");
+    ck_assert_str_eq(
+        idle_words("-np 2 --disable-cache -p 22 --network-interface lo --network-interface eth0 "
+                   "-i key true"),
+        "hvdrun: --disable-cache: accepted without effect: nothing is checked before the start, "
+        "and nothing is cached\n"
+        "hvdrun: --ssh-port, --network-interfaces, --ssh-identity-file: accepted "
+        "without effect: every process runs on this machine\n");
     ck_assert_str_eq(idle_words("-np 2 -H h1:2 -p 22 --network-interface lo -i key true"), "");
     ck_assert_str_eq(idle_words("-np 2 -H localhost:2 -p 22 true"),
                      "hvdrun: --ssh-port: accepted without effect: every process runs on this "
@@ -382,20 +460,6 @@ START_TEST(what_has_no_effect_is_told_once_per_reason)
     EXPECT_ERROR("-np 2 --gloo --mpi true", "exclude each other");
 }
 END_TEST
-
-/* Writes a configuration file and gives its --config-file option. */
-static const char *with_config(const char *content, const char *rest)
-{
-    static char line[256];
-    static char path[64];
-    snprintf(path, sizeof path, "/tmp/hvt-config-XXXXXX");
-    const int fd = mkstemp(path);
-    ck_assert_int_ge(fd, 0);
-    ck_assert_int_eq(write(fd, content, strlen(content)), (ssize_t)strlen(content));
-    close(fd);
-    snprintf(line, sizeof line, "-np 1 --config-file %s %s", path, rest);
-    return line;
-}
 
 START_TEST(a_configuration_file_has_every_key_of_horovodruns)
 {
@@ -486,7 +550,6 @@ END_TEST
 START_TEST(other_words_are_unknown)
 {
     EXPECT_ERROR("-np 2 --nonsense true", "--nonsense");
-    EXPECT_ERROR("-n 2 true", "-n");
     EXPECT_ERROR("-np 2 --grace soon true", "'soon'");
     EXPECT_ERROR("-np 2 --log-level loud true", "'loud'");
 }
@@ -553,7 +616,9 @@ int main(void)
 {
     Suite *suite = suite_create("tools/hvdrun/options");
     TCase *tests = tcase_create("options");
-    tcase_add_test(tests, the_number_of_ranks_has_three_spellings);
+    tcase_add_test(tests, the_number_of_ranks_has_four_spellings);
+    tcase_add_test(tests, values_may_follow_a_letter_at_once);
+    tcase_add_test(tests, an_abbreviation_of_horovodruns_is_none_of_hvdruns_own_options);
     tcase_add_test(tests, everything_after_the_command_is_the_commands);
     tcase_add_test(tests, options_reach_their_members);
     tcase_add_test(tests, defaults_are_one_five_and_thirty_seconds);
@@ -565,6 +630,7 @@ int main(void)
     tcase_add_test(tests, long_options_may_be_abbreviated);
     tcase_add_test(tests, a_number_of_ranks_must_make_sense);
     tcase_add_test(tests, hosts_give_the_slots);
+    tcase_add_test(tests, a_job_of_lsf_on_several_hosts_is_not_started_on_one_in_silence);
     tcase_add_test(tests, other_hosts_are_reached_as_asked_for);
     tcase_add_test(tests, variables_for_the_ranks_are_given_or_taken_from_here);
     tcase_add_test(tests, every_other_option_of_horovodrun_is_accepted);

@@ -44,6 +44,15 @@ START_TEST(ranks_have_what_torch_and_horovod_read)
 }
 END_TEST
 
+START_TEST(with_tcp_nccl_of_ranks_leaves_infiniband_alone_unless_x_says_otherwise)
+{
+    hvt_job_run(&job, "-np 1 --tcp " HERE, "echo $NCCL_IB_DISABLE");
+    EXPECT_OUT("[0]<stdout>:1\n");
+    hvt_job_run(&job, "-np 1 -x NCCL_IB_DISABLE=0 --tcp " HERE, "echo $NCCL_IB_DISABLE");
+    EXPECT_OUT("[0]<stdout>:0\n");
+}
+END_TEST
+
 START_TEST(rank_0_has_hvdruns_own_input)
 {
     hvt_job_start(&job, "-np 2 " HERE, "cat; echo end");
@@ -180,6 +189,17 @@ START_TEST(what_is_left_running_may_finish_its_words)
 }
 END_TEST
 
+START_TEST(what_still_runs_when_all_have_ended_well_is_ended_with_a_word)
+{
+    hvt_job_run(&job, "-np 2 " HERE, "sleep 100 >/dev/null 2>&1 &");
+    expect_end(0);
+    EXPECT_ERR("hvdrun: ended what rank 0 and 1 other left running; setsid lets a process go on\n");
+    hvt_job_run(&job, "-np 2 " HERE, "test $HVD_RANK = 0 || sleep 100 >/dev/null 2>&1 &");
+    expect_end(0);
+    EXPECT_ERR("hvdrun: ended what rank 1 left running; setsid lets a process go on\n");
+}
+END_TEST
+
 START_TEST(a_private_hvdd_is_ended_with_the_job)
 {
     hvt_job_write(&job, "hvdd-script",
@@ -204,6 +224,7 @@ int main(void)
     tcase_set_timeout(tests, 60);
     tcase_add_checked_fixture(tests, setup, teardown);
     tcase_add_test(tests, ranks_have_what_torch_and_horovod_read);
+    tcase_add_test(tests, with_tcp_nccl_of_ranks_leaves_infiniband_alone_unless_x_says_otherwise);
     tcase_add_test(tests, rank_0_has_hvdruns_own_input);
     tcase_add_test(tests, output_is_kept_in_files_without_prefixes);
     tcase_add_test(tests, output_that_cannot_be_kept_is_told_before_anything_runs);
@@ -214,6 +235,7 @@ int main(void)
     tcase_add_test(tests, an_interrupt_reaches_the_ranks_and_decides_the_exit_code);
     tcase_add_test(tests, a_reader_that_goes_ends_the_writers_as_a_pipe_does);
     tcase_add_test(tests, what_is_left_running_may_finish_its_words);
+    tcase_add_test(tests, what_still_runs_when_all_have_ended_well_is_ended_with_a_word);
     tcase_add_test(tests, a_private_hvdd_is_ended_with_the_job);
     suite_add_tcase(suite, tests);
     return hvt_run_suite(suite);

@@ -160,7 +160,8 @@ START_TEST(what_to_do_about_keys_is_said)
                                "No ED25519 host key is known for h1 and you have requested strict "
                                "checking.\nHost key verification failed.\r\n"),
                      "cannot be reached: Host key verification failed. Its key is not known here "
-                     "yet: log in once with: ssh h1");
+                     "yet: log in once with: ssh h1, or take the keys of new hosts with "
+                     "HVD_SSH=\"ssh -o StrictHostKeyChecking=accept-new\"");
     ck_assert_str_eq(explained(false, HVI_FATE_EXITED, 255,
                                "@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\n"
                                "Host key verification failed.\n"),

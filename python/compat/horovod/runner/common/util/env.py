@@ -9,10 +9,19 @@ IGNORE_REGEXES = {"BASH_FUNC_.*", "OLDPWD", ".*CUDA_VISIBLE_DEVICES", "_HOROVOD_
 LOG_LEVEL_STR = ["FATAL", "ERROR", "WARNING", "INFO", "DEBUG", "TRACE"]
 KUBEFLOW_MPI_EXEC = "/etc/mpi/kubexec.sh"
 
+#: The highest number that Slurm gives a step of srun; a batch script and an interactive shell have higher ones or none.
+_SLURM_STEP_MAX = 0xfffffff0
+
 
 def is_exportable(v: str) -> bool:
     """Whether a variable of this name is one to hand on to ranks."""
     return not any(re.fullmatch(pattern, v) for pattern in IGNORE_REGEXES)
+
+
+def _is_task_of_slurm() -> bool:
+    """Whether srun has started this process: what an allocation says of ranks is not for other processes."""
+    step = os.environ.get("SLURM_STEP_ID", "")
+    return step.isdigit() and int(step) <= _SLURM_STEP_MAX
 
 
 def get_env_rank_and_size() -> tuple[int, int]:
@@ -20,6 +29,8 @@ def get_env_rank_and_size() -> tuple[int, int]:
     for rank, size in (("HVD_RANK", "HVD_SIZE"), ("HOROVOD_RANK", "HOROVOD_SIZE"), ("RANK", "WORLD_SIZE"),
                        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"),
                        ("SLURM_PROCID", "SLURM_NTASKS")):
+        if rank == "SLURM_PROCID" and "SLURM_JOB_ID" in os.environ and not _is_task_of_slurm():
+            continue
         if rank in os.environ and size in os.environ:
             return int(os.environ[rank]), int(os.environ[size])
     return 0, 1
