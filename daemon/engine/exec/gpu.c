@@ -487,24 +487,15 @@ static void gpu_cancel(void *context, struct engine_batch *batch)
     engine_gpu_push(gpu);
 }
 
-/* A communicator may take its time, or hang: its own, or that of what is before it. */
-static bool waits_for_comm(const struct held *held, const struct gpu_job *job)
-{
-    return job->queued && job->comm && (job->comm->status == HVI_INPROGRESS || is_held(held, job));
-}
-
+/* A queued job goes as well: its workers forget the page before they could have it. */
 void engine_gpu_backend_session_over(void *context, uint32_t page)
 {
     struct gpu *gpu = context;
-    struct held held = hold_none(gpu);
     struct gpu_job *job, *next;
 
     DL_FOREACH_SAFE(gpu->jobs, job, next)
     {
-        const bool waits = waits_for_comm(&held, job);
-        if (waits)
-            hold(&held, job);
-        if (engine_gpu_is_of_page(job, page, waits))
+        if (engine_gpu_is_of_page(job, page, job->queued))
             cancel(gpu, job);
     }
     leave_abandoned(gpu);

@@ -27,8 +27,8 @@ void engine_gpu_backend_heard(void *context, const uint64_t *instances, uint32_t
                               uint32_t node, const struct engine_gpu_news *news);
 /* HVI_OK, or batches that want it fail with this status. */
 void engine_gpu_backend_comm(void *context, uint32_t comm, int status, const char *text);
-/* The session of that page is over, and its .ready words are about to be poisoned: batches that wait for one of them are
- * cancelled, and those with a member of it that wait for a communicator, their own or one that works before them want. */
+/* The session of that page is over, its .ready words are about to be poisoned, and workers are about to forget the page. Batches that
+ * wait for one of these words are cancelled, and so are those with a member of it that no worker has yet. No later one may have it. */
 void engine_gpu_backend_session_over(void *context, uint32_t page);
 /* Takes what workers have answered, and tells other nodes what is new. True if there was something. To be called while a batch
  * of this row has not been posted, after batches were started. */

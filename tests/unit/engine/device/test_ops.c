@@ -1205,6 +1205,67 @@ START_TEST(a_rank_that_goes_opens_its_fences_and_the_op_ends_when_the_worker_has
 }
 END_TEST
 
+/* The rank's last submission, and that it goes. The engine sees both in one turn. */
+static void say_goodbye(int32_t rank, struct hvi_submission last, bool breaks_protocol)
+{
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_DETACH};
+    struct hvt_peer *peer = &gpus.bench.peers[rank];
+
+    hvt_peer_submit(peer, &last);
+    msg.detach.request = ++peer->request;
+    if (breaks_protocol) { /* without its descriptor */
+        msg.kind = HVI_PACKET_FENCE_ADD;
+        msg.fence_add.request = peer->request;
+    }
+    hvt_peer_send(peer, &msg, -1);
+    hvt_gpus_turn(&gpus);
+    ck_assert_uint_eq(hvt_gpu_word(&gpus, rank, last.fence_cell, true), HVI_FENCE_POISON);
+}
+
+/* 0: it leaves. 1: it breaks the protocol. */
+START_TEST(an_op_that_gets_ready_as_a_rank_goes_is_no_success_without_its_stream)
+{
+    open_gpus(2, 1);
+    hvt_gpu_run(&gpus, 0, ALLREDUCE, 10, "w", 1, 1);
+    say_goodbye(1, hvt_gpu_op(&gpus, 1, ALLREDUCE, 10, "w", 1, 1), _i == 1);
+    ck_assert(skip_word(0, 1) == 1 && skip_word(1, 1) == 1);
+    hvt_op_expect_nothing(&gpus.bench, 0, 0);
+    struct hvt_batch batch = hvt_gpu_take(&gpus, 0);
+    hvt_gpu_finish(&gpus, 0, &batch);
+    expect_done(0, _i == 1 ? HVI_ERR_RANK_LOST : HVI_ERR_RANK_LEFT, NULL);
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
+/* 0: its submission comes with the goodbye. 1: it was queued before. */
+START_TEST(an_op_that_waits_for_room_goes_to_no_worker_after_a_rank_has_gone)
+{
+    struct hvi_submission last;
+    struct hvt_batch batch;
+    uint32_t cell;
+
+    open_gpus(2, 1);
+    for (cell = 1; cell <= HVI_DEVICE_DONES; cell++) {
+        hvt_gpu_run(&gpus, 0, ALLREDUCE, 10, "w", cell, 1);
+        hvt_gpu_run(&gpus, 1, ALLREDUCE, 10, "w", cell, 1);
+    }
+    hvt_gpu_run(&gpus, 0, ALLREDUCE, 10, "waits", cell, 1);
+    if (_i == 1)
+        hvt_gpu_run(&gpus, 1, ALLREDUCE, 10, "waits", cell++, 1);
+    last = hvt_gpu_op(&gpus, 1, ALLREDUCE, 10, _i == 1 ? "alone" : "waits", cell, 1);
+    hvi_fence_store_ready(&gpus.pages[1], cell, 1);
+    say_goodbye(1, last, false);
+    expect_done(0, HVI_ERR_RANK_LEFT, NULL);
+    for (uint32_t i = 0; i < HVI_DEVICE_DONES; i++) {
+        batch = hvt_gpu_take(&gpus, 0);
+        hvt_gpu_finish(&gpus, 0, &batch);
+        expect_done(0, HVI_OK, NULL);
+    }
+    ck_assert(!hvt_gpu_has_batch(&gpus, 0)); /* the worker does not know the page any more */
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
 START_TEST(an_op_whose_streams_had_come_before_a_rank_went_ends_well)
 {
     struct hvi_packet_msg detach = {.kind = HVI_PACKET_DETACH};
@@ -1319,6 +1380,8 @@ int main(void)
     add(tcase, a_worker_that_lies_in_its_answers_is_ended, 0, 5);
     tcase_add_test(tcase,
                    a_rank_that_goes_opens_its_fences_and_the_op_ends_when_the_worker_has_it_done);
+    add(tcase, an_op_that_gets_ready_as_a_rank_goes_is_no_success_without_its_stream, 0, 2);
+    add(tcase, an_op_that_waits_for_room_goes_to_no_worker_after_a_rank_has_gone, 0, 2);
     tcase_add_test(tcase, an_op_whose_streams_had_come_before_a_rank_went_ends_well);
     tcase_add_test(tcase, a_job_that_is_stopped_opens_all_fences_and_waits_for_its_workers);
     suite_add_tcase(suite, tcase);
