@@ -692,6 +692,64 @@ START_TEST(closing_releases_the_streams)
 }
 END_TEST
 
+/* A worker may have the op, and wait for its stream. 0: the engine stands still while the session is closed; 1: the wait for it is
+ * given up; 2: the client finds that the engine breaks the protocol. */
+START_TEST(an_end_without_the_engines_word_opens_no_gate_and_leaves_streams_to_it)
+{
+    float *memory = alloc(BYTES);
+    struct hvd_op *op;
+    _Atomic uint64_t *gate = close_gate();
+    const struct hvi_submission slot = submit(memory, memory, stream, &op);
+    ck_assert_int_eq(hvd_op_stream_wait(op, stream), HVD_OK);
+    hvt_fake_mute(fake);
+    if (_i == 2) {
+        hvt_fake_completion(engine, (struct hvi_completion){.cookie = slot.cookie + 1});
+        ck_assert_int_eq(hvd_wait(op, 5000000000), HVD_ERR_PROTOCOL);
+    } else {
+        if (_i == 1)
+            ck_assert_int_eq(hvd_close_wait(session, 0), HVD_INPROGRESS);
+        ck_assert_int_eq(hvd_close(session), HVD_ERR_TIMEOUT);
+        session = NULL;
+    }
+    ck_assert(!is_ready(&slot));
+    ck_assert_uint_eq(atomic_load(&hvt_fake_fences(engine)->cells[slot.fence_cell].done), 0);
+    open_gate(gate);
+    ck_assert(becomes_ready(&slot));
+    ck_assert_int_eq(cuda.stream_query(stream), HVI_CU_NOT_READY);
+    hvi_fence_poison(hvt_fake_fences(engine), false); /* it goes on, and ends the session */
+    ck_assert(stream_ends());
+}
+END_TEST
+
+static uint64_t lost_ns(uint64_t still_ns)
+{
+    session->memory.device->lost_ns = 0;
+    client_fence_lost(session->memory.device, still_ns);
+    return session->memory.device->lost_ns;
+}
+
+/* And the client opens no gate then, either: the engine may not be dead. */
+START_TEST(streams_that_the_engine_does_not_release_are_released_after_it_would_have_been_killed)
+{
+    float *memory = alloc(BYTES);
+    struct hvd_op *op;
+    const struct hvi_submission slot = submit(memory, memory, stream, &op);
+    const uint64_t now_ns = hvi_clock_ns();
+    ck_assert_uint_ge(lost_ns(0), now_ns + 10 * HVI_NS_SEC);
+    ck_assert_uint_ge(lost_ns(60 * HVI_NS_SEC), now_ns + 70 * HVI_NS_SEC);
+    ck_assert_uint_lt(lost_ns(60 * HVI_NS_SEC), now_ns + 100 * HVI_NS_SEC);
+    ck_assert_uint_eq(lost_ns(HVI_NEVER), HVI_NEVER);
+    ck_assert_int_eq(hvd_op_stream_wait(op, stream), HVD_OK);
+    ck_assert(becomes_ready(&slot));
+    session->memory.device->lost_ns = hvi_deadline_after(20 * HVI_NS_MS);
+    nap(25);
+    hvd_session_status(session);
+    ck_assert(stream_ends());
+    const struct hvi_fence *cell = &hvt_fake_fences(engine)->cells[slot.fence_cell];
+    ck_assert_uint_eq(atomic_load(&cell->ready), slot.fence_turn);
+}
+END_TEST
+
 static void capture(hvi_cu_stream captured)
 {
     int (*begin)(hvi_cu_stream, int);
@@ -1205,6 +1263,11 @@ int main(void)
     tcase_add_loop_test(
         tcase, after_a_dead_engine_a_later_call_releases_the_streams_if_none_else_has, 0, 2);
     tcase_add_test(tcase, closing_releases_the_streams);
+    tcase_add_loop_test(
+        tcase, an_end_without_the_engines_word_opens_no_gate_and_leaves_streams_to_it, 0, 3);
+    tcase_add_test(
+        tcase,
+        streams_that_the_engine_does_not_release_are_released_after_it_would_have_been_killed);
     tcase_add_test(tcase, a_captured_stream_is_refused);
     tcase_add_test(tcase, a_submission_that_its_stream_refuses_costs_no_cell);
     tcase_add_test(tcase, a_stream_of_another_device_is_refused);
