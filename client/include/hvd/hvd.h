@@ -329,8 +329,8 @@ HVD_API int hvd_device_free(void *ptr);
 /* For allocators of device memory: the allocation that holds `ptr` is about to be freed, and the engine
  * lets go of it. Without this call a free is noticed at the next use of that address, and until then
  * the GPU's memory is not free. Of a reservation that is mapped in chunks (cuMemMap) the engine lets go of
- * the chunks that it knows together with that of `ptr`; those that stay are made known again by their next
- * use. Blocks, 8 s at most. The memory may be freed then. Where ops of others have kept its GPU's worker busy for 200 ms,
+ * the chunks that it knows together with that of `ptr`, or knew before the reservation grew; those that stay are made
+ * known again by their next use. Blocks, 8 s at most. The memory may be freed then. Where ops of others have kept its GPU's worker busy for 200 ms,
  * the worker lets go of it after the return, and the GPU's memory is free a little later. Memory of a pool
  * (cuMemAllocFromPoolAsync) must not be freed while a worker has it open: HVD_ERR_TIMEOUT says that one still has. HVD_ERR_BUSY while an
  * op in flight uses it, HVD_ERR_NOT_FOUND. */

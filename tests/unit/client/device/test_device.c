@@ -640,6 +640,45 @@ START_TEST(memory_is_forgotten_but_not_while_an_op_uses_it)
 }
 END_TEST
 
+/* The worker has what its segment was before, as an op used it then. */
+START_TEST(a_segment_is_forgotten_with_what_it_was_before_it_grew)
+{
+    hvi_cu_ptr base = reserve(2);
+    struct hvd_op *op, *other;
+    map_chunk(base, 0, HVI_CU_HANDLE_FD);
+    float *memory = floats(base, 0, 7), *grown = floats(base, 1, -10);
+    struct hvi_submission first = submit(memory, memory, NULL, &op);
+    map_chunk(base, 1, HVI_CU_HANDLE_FD);
+    struct hvi_submission second = submit(grown, grown, NULL, &other);
+    ck_assert_uint_eq(hvt_fake_regions(engine), 2);
+    finish(other, &second, HVD_OK);
+    ck_assert_int_eq(hvd_device_forget(session, grown), HVD_ERR_BUSY);
+    ck_assert_uint_eq(hvt_fake_regions(engine), 2);
+    finish(op, &first, HVD_OK);
+    ck_assert_int_eq(hvd_device_forget(session, grown), HVD_OK);
+    ck_assert_uint_eq(hvt_fake_regions(engine), 0);
+    ck_assert_int_eq(hvd_device_forget(session, memory), HVD_ERR_NOT_FOUND);
+}
+END_TEST
+
+/* It could not be told again when it had grown. */
+START_TEST(what_a_segment_was_is_forgotten_where_the_whole_is_not_known)
+{
+    hvi_cu_ptr base = reserve(2);
+    struct hvd_op *op, *other;
+    map_chunk(base, 0, HVI_CU_HANDLE_FD);
+    float *memory = floats(base, 0, 7), *grown = floats(base, 1, -10);
+    struct hvi_submission first = submit(memory, memory, NULL, &op);
+    map_chunk(base, 1, HVI_CU_HANDLE_FD);
+    hvt_fake_refuse_devices(fake, HVD_ERR_NO_MEMORY, "the worker is out of memory");
+    ck_assert_int_eq(submit_on(grown, grown, COUNT, NULL, &other), HVD_ERR_NO_MEMORY);
+    ck_assert_int_eq(hvd_device_forget(session, memory), HVD_ERR_BUSY);
+    finish(op, &first, HVD_OK);
+    ck_assert_int_eq(hvd_device_forget(session, memory), HVD_OK);
+    ck_assert_uint_eq(hvt_fake_regions(engine), 0);
+}
+END_TEST
+
 /* An op for which the stream waits, of an engine that dies. */
 static void lose_engine(void)
 {
@@ -1259,6 +1298,8 @@ int main(void)
     tcase_add_test(tcase, a_cell_is_used_again_when_its_stream_has_come_and_never_after_a_failure);
     tcase_add_test(tcase, memory_that_was_freed_is_announced_anew);
     tcase_add_test(tcase, memory_is_forgotten_but_not_while_an_op_uses_it);
+    tcase_add_test(tcase, a_segment_is_forgotten_with_what_it_was_before_it_grew);
+    tcase_add_test(tcase, what_a_segment_was_is_forgotten_where_the_whole_is_not_known);
     tcase_add_test(tcase, after_a_dead_engine_a_stream_waits_for_the_worker_or_hvdd);
     tcase_add_loop_test(
         tcase, after_a_dead_engine_a_later_call_releases_the_streams_if_none_else_has, 0, 2);
