@@ -279,6 +279,26 @@ static struct gpu_comm *find_comm(const struct gpu *gpu, const struct engine_gpu
     return comm;
 }
 
+/* A communicator for which there was no memory, or no place, is made anew by the next work: there may be by then. Not with other nodes,
+ * which have to ask alike, and not for registered memory, which can do without. */
+static struct gpu_comm *find_usual_comm(struct gpu *gpu, const struct engine_gpu_route *route)
+{
+    struct gpu_comm *comm = find_comm(gpu, route, false);
+    const struct gpu_job *job;
+
+    if (!comm || comm->nodes ||
+        (comm->status != HVI_ERR_NO_MEMORY && comm->status != HVI_ERR_LIMIT))
+        return comm;
+    DL_FOREACH(gpu->jobs, job)
+    {
+        if (job->comm == comm)
+            return comm;
+    }
+    LL_DELETE(gpu->comms, comm);
+    engine_gpu_free_comm(comm);
+    return NULL;
+}
+
 /* NULL: out of memory. */
 static struct gpu_comm *want_comm(struct gpu *gpu, const struct engine_gpu_route *route,
                                   const struct engine_work *work, bool registered)
@@ -387,7 +407,7 @@ static bool check_comm(struct gpu *gpu, struct gpu_job *job)
     if (job->route.ranks == 1)
         return job->batch->status == HVI_OK;
     if (gpu->config.comm_wanted)
-        job->comm = find_comm(gpu, &job->route, false);
+        job->comm = find_usual_comm(gpu, &job->route);
     if (gpu->config.comm_wanted && !job->comm)
         job->comm = want_comm(gpu, &job->route, job->batch->works[0], false);
     choose_registered(gpu, job);

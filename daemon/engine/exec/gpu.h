@@ -25,7 +25,8 @@ void engine_gpu_backend_lost(void *context, uint32_t worker, const char *text);
 /* What another node tells of the communicator of these workers. */
 void engine_gpu_backend_heard(void *context, const uint64_t *instances, uint32_t count,
                               uint32_t node, const struct engine_gpu_news *news);
-/* HVI_OK, or batches that want it fail with this status. */
+/* HVI_OK, or batches that want it fail with this status, and later ones of these workers, too. But after HVI_ERR_NO_MEMORY or _LIMIT a
+ * later one asks anew, if all workers are of this node. */
 void engine_gpu_backend_comm(void *context, uint32_t comm, int status, const char *text);
 /* The session of that page is over, its .ready words are about to be poisoned, and workers are about to forget the page. Batches that
  * wait for one of these words are cancelled, and so are those with a member of it that no worker has yet. No later one may have it. */
