@@ -75,6 +75,8 @@ void engine_gpu_write(const struct engine_batch *batch, const struct engine_gpu_
 /* Of a work with a span: slots of the largest share that any worker has of it, on any node, without the batch's own. All nodes
  * come to the same number. */
 uint32_t engine_gpu_share(const struct engine_work *work, const struct engine_gpu_route *route);
+/* Of a work without a span: slots that no worker's share of it exceeds, whatever the route, without the batch's own. */
+uint64_t engine_gpu_most_slots(const struct engine_work *work);
 /* Whether two works may be in one batch: workers plan it as one. */
 bool engine_gpu_fuses(const struct engine_work *a, const struct engine_work *b);
 
