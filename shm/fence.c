@@ -107,6 +107,12 @@ void hvi_fence_poison(struct hvi_fence_page *page, bool ready_only)
     }
 }
 
+void hvi_fence_poison_done(struct hvi_fence_page *page)
+{
+    for (uint32_t i = 1; i < HVI_FENCE_CELLS; i++) /* seq_cst, as store() */
+        atomic_store_explicit(&page->cells[i].done, HVI_FENCE_POISON, memory_order_seq_cst);
+}
+
 void hvi_fence_skip_all(struct hvi_fence_page *page)
 {
     for (uint32_t i = 1; i < HVI_FENCE_CELLS; i++) /* seq_cst, as store() */

@@ -72,8 +72,11 @@ void hvi_fence_store_ready(struct hvi_fence_page *page, uint32_t cell, uint64_t 
 void hvi_fence_store_skip(struct hvi_fence_page *page, uint32_t cell, uint64_t turn);
 /* Whether .ready has come to `turn`, as a stream's wait sees it: (int64_t)(word - turn) >= 0. */
 bool hvi_fence_is_ready(const struct hvi_fence_page *page, uint32_t cell, uint64_t turn);
-/* Every word of every cell, or every .ready alone. Idempotent. */
+/* Every .ready and .done of every cell, or every .ready alone. Idempotent. */
 void hvi_fence_poison(struct hvi_fence_page *page, bool ready_only);
+/* Client: every .done alone. It opens no gate of a worker: one that has not been told to skip would use what no stream has
+ * written. Idempotent. */
+void hvi_fence_poison_done(struct hvi_fence_page *page);
 /* Worker: poison in every .skip, before any page of that engine gets it in its .ready. Idempotent. */
 void hvi_fence_skip_all(struct hvi_fence_page *page);
 

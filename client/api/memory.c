@@ -241,19 +241,45 @@ int hvd_deregister(struct hvd_session *session, void *ptr)
     return drop(session, ptr, false, "hvd_deregister");
 }
 
-/* Takes the row of the allocation that holds `ptr` out of the table, with the lock. */
-static int forget(struct hvd_session *session, const void *ptr)
+/* Takes the row of the allocation that holds `ptr` out of the table, and what is left of rows that were in its place. NULL with the last
+ * error set. */
+static struct client_memory_row *take_device_row(struct hvd_session *session, const void *ptr,
+                                                 int *rc_p)
 {
-    struct client_memory_row *row = client_table_find(&session->memory.table, ptr, 1);
-    if (!row || row->kind != CLIENT_MEMORY_DEVICE)
-        return client_error(
+    struct client_table *table = &session->memory.table;
+    client_complete_drain(&session->complete);
+    struct client_memory_row *row = client_table_find(table, ptr, 1), *gone;
+    if (row && row->kind != CLIENT_MEMORY_DEVICE)
+        row = NULL;
+    gone = row ? client_table_gone(table, row->base, row->bytes)
+               : client_table_gone(table, (uintptr_t)ptr, 1);
+    *rc_p = HVD_OK;
+    if (!row && !gone)
+        *rc_p = client_error(
             HVD_ERR_NOT_FOUND,
             "hvd_device_forget: this session knows no allocation of device memory that holds %p",
             ptr);
-    int rc = check_unused(session, row, ptr, "hvd_device_forget");
-    if (rc != HVD_OK)
+    if (row)
+        *rc_p = check_unused(session, row, ptr, "hvd_device_forget");
+    if (*rc_p == HVD_OK && gone)
+        *rc_p = check_unused(session, gone, ptr, "hvd_device_forget");
+    if (*rc_p != HVD_OK)
+        return NULL;
+    if (row)
+        client_table_remove(table, row);
+    else
+        client_table_take_gone(table, gone);
+    client_table_sweep(table); /* a worker closes in order: the last one's Ack speaks for all */
+    return row ? row : gone;
+}
+
+/* With the lock. */
+static int forget(struct hvd_session *session, const void *ptr)
+{
+    int rc;
+    struct client_memory_row *row = take_device_row(session, ptr, &rc);
+    if (!row)
         return rc;
-    client_table_remove(&session->memory.table, row);
     const bool has_gone = client_control_region_remove(&session->link, row->region_id);
     (void)client_table_release(row);
     if (has_gone || session->link.end_status != HVD_OK)

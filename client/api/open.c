@@ -162,14 +162,19 @@ static void destroy(struct hvd_session *session)
     free(session);
 }
 
-/* Streams that wait for this session's ops go on, whoever else is dead. */
+/* Streams that wait for this session's ops go on, at once or when no worker writes there any more. */
+static void release_streams(const struct client_link *link, struct client_device *device)
+{
+    if (link->told_over)
+        client_fence_poison(device);
+    else
+        client_fence_lost(device,
+                          link->end_status == HVD_ERR_ENGINE_LOST ? 0 : link->silence.limit_ns);
+}
+
 static void end_session(struct client_complete *complete)
 {
-    struct client_device *device = complete->ops->memory->device;
-    if (complete->link->end_status == HVD_ERR_ENGINE_LOST)
-        client_fence_lost(device);
-    else
-        client_fence_poison(device);
+    release_streams(complete->link, complete->ops->memory->device);
     client_complete_fail_all(complete);
 }
 
@@ -364,6 +369,7 @@ int hvd_close(struct hvd_session *session)
     session->link.log = NULL; /* the engine may end right behind us, and that is no news */
     bool waited = session->link.farewell.request != 0;
     rc = client_control_detach(&session->link, waited ? 0 : INT64_MAX);
+    release_streams(&session->link, session->memory.device);
     client_session_leave(session);
     destroy(session);
     return rc == HVD_OK ? HVD_OK : unquiet("hvd_close");

@@ -32,7 +32,7 @@ static int make_page(struct client_device *device, const char *what)
                             HVI_FENCE_BYTES, hvi_status_text(rc));
     madvise(device->page.map.base, device->page.map.bytes, MADV_DONTFORK);
     if (device->poisoned || device->lost_ns != 0) /* whatever comes fails soon */
-        hvi_fence_poison(&device->page, false);
+        hvi_fence_poison_done(&device->page);
     return HVD_OK;
 }
 

@@ -143,7 +143,7 @@ struct client_device {
     bool imported;      /* an allocation was: a worker is there */
     bool no_fabric;     /* fabric handles were refused */
     bool poisoned;
-    uint64_t lost_ns; /* the engine is lost: then .done is stored here; 0: it is not */
+    uint64_t lost_ns; /* client_fence_lost: then .done is stored here; 0: it was not called */
     uint32_t fresh;   /* cells never used start here */
     uint32_t free_first, free_count; /* ring of cells that may be used again, the oldest first */
     uint32_t retired;                /* cells that are not used any more */
@@ -153,7 +153,7 @@ struct client_device {
 
 /* NULL: no memory. */
 struct client_device *client_device_new(struct client_link *link);
-/* Releases all waiters. NULL is fine. */
+/* Releases all waiters, but for those of a session that is lost. NULL is fine. */
 void client_device_free(struct client_device *device);
 
 /* Makes the fence page known to the engine, and the allocation: *region_p. Waits for Acks, 35 seconds at most. HVD_ERR_UNSUPPORTED:
@@ -179,11 +179,13 @@ int client_fence_ready(struct client_device *device, const struct client_fence *
 /* The stream waits until the op is over. Errors as above. */
 int client_fence_wait(struct client_device *device, const struct client_fence *fence, int ordinal,
                       void *stream, const char *what);
-/* The session is over: releases every stream that waits for its ops. Needs the lock; calls no driver. NULL is fine. */
+/* The engine has said that the session is over: releases every stream that waits for its ops. Needs the lock; calls no driver. NULL
+ * is fine. */
 void client_fence_poison(struct client_device *device);
-/* The engine is lost: the worker or hvdd releases them, or client_fence_look, 10 s later, also of sessions
- * that were closed. As above. */
-void client_fence_lost(struct client_device *device);
+/* The session has ended without the engine's word. The engine, the worker or hvdd releases them, or client_fence_look, 10 s later, also
+ * of sessions that were closed. `still_ns`: the engine may live, and stand still for so long before it is killed; HVI_NEVER: for ever.
+ * The first call counts. As above. */
+void client_fence_lost(struct client_device *device, uint64_t still_ns);
 void client_fence_look(struct client_device *device);
 
 /* ---- memory of the host that the driver knows ---- */

@@ -10,8 +10,12 @@
  * may still write to is not used again.
  *
  * When the engine is lost its worker may still write outputs, and only the worker or hvdd sees when not. They
- * store .done then, and the client does so later than that: for the case that they are dead too. It leaves
- * .ready alone: a gate is opened by whoever has told the kernels behind it to write nothing (shm/fence.h).
+ * store .done then, and the client does so later than that: for the case that they are dead too. A session that is closed
+ * before the engine has said that it is over ends alike: the engine, which may stand still, stores both words when it goes on.
+ *
+ * The client poisons no .ready, whatever has happened. The one that opens a gate is the one that has told the kernels behind it
+ * to write nothing (shm/fence.h): the engine, the worker, or hvdd after both. The turns of ops that were submitted come by their
+ * streams.
  *
  * The page is registered with the driver when a stream needs it first; without streams CPUs alone write. */
 #include "client/device/device.h"
@@ -42,21 +46,37 @@ struct client_device *client_device_new(struct client_link *link)
 
 /* Pages that streams were told of, for ever: one that has not come to its wait or write yet will use the
  * page then, and nothing says when the last one has. 512 KiB of each session that used streams. */
-static struct hvi_fence_page *left;
+struct left_page {
+    struct hvi_fence_page page;
+    uint64_t poison_ns; /* HVI_NEVER: it is, or others do it */
+};
+static struct left_page *left;
 static size_t left_count;
 static pthread_mutex_t leaving = PTHREAD_MUTEX_INITIALIZER;
-/* When all of them are to be poisoned; HVI_NEVER: they are. */
-static _Atomic uint64_t left_ns = HVI_NEVER;
+static _Atomic uint64_t left_ns = HVI_NEVER; /* the first of them */
+
+/* With the lock. */
+static void set_left_ns(void)
+{
+    uint64_t first_ns = HVI_NEVER;
+    for (size_t i = 0; i < left_count; i++) {
+        if (left[i].poison_ns < first_ns)
+            first_ns = left[i].poison_ns;
+    }
+    atomic_store(&left_ns, first_ns);
+}
 
 static void leave_behind(const struct client_device *device)
 {
     pthread_mutex_lock(&leaving);
-    struct hvi_fence_page *more = realloc(left, (left_count + 1) * sizeof(left[0]));
+    struct left_page *more = realloc(left, (left_count + 1) * sizeof(left[0]));
     if (more) {
         left = more;
-        left[left_count++] = device->page;
-        if (!device->poisoned)
-            atomic_store(&left_ns, device->lost_ns);
+        left[left_count++] = (struct left_page){
+            .page = device->page,
+            .poison_ns = device->poisoned ? HVI_NEVER : device->lost_ns,
+        };
+        set_left_ns();
     }
     pthread_mutex_unlock(&leaving);
 }
@@ -64,9 +84,13 @@ static void leave_behind(const struct client_device *device)
 static void poison_left(void)
 {
     pthread_mutex_lock(&leaving);
-    atomic_store(&left_ns, HVI_NEVER);
-    for (size_t i = 0; i < left_count; i++)
-        hvi_fence_poison(&left[i], false);
+    for (size_t i = 0; i < left_count; i++) {
+        if (!hvi_deadline_passed(left[i].poison_ns))
+            continue;
+        hvi_fence_poison_done(&left[i].page);
+        left[i].poison_ns = HVI_NEVER;
+    }
+    set_left_ns();
     pthread_mutex_unlock(&leaving);
 }
 
@@ -90,13 +114,16 @@ void client_fence_poison(struct client_device *device)
         return;
     device->poisoned = true;
     if (device->page.cells)
-        hvi_fence_poison(&device->page, false);
+        hvi_fence_poison_done(&device->page);
 }
 
-void client_fence_lost(struct client_device *device)
+void client_fence_lost(struct client_device *device, uint64_t still_ns)
 {
-    if (device && device->lost_ns == 0)
-        device->lost_ns = hvi_deadline_after((int64_t)LOST_NS);
+    if (!device || device->poisoned || device->lost_ns != 0)
+        return;
+    device->lost_ns = still_ns < INT64_MAX - LOST_NS
+                          ? hvi_deadline_after((int64_t)(LOST_NS + still_ns))
+                          : HVI_NEVER;
 }
 
 void client_fence_look(struct client_device *device)

@@ -34,6 +34,7 @@ static void handle_notice(struct client_link *link, const struct hvi_notice *not
     enum hvd_log_level level = notice->status == HVD_ERR_RANK_LEFT ? HVD_LOG_INFO : HVD_LOG_WARN;
     if (notice->session_ended) {
         link->calls->drain(link->complete); /* what was finished before stays finished */
+        link->told_over = true;
         client_link_end(link, notice->status, "%s", notice->text);
         return;
     }
@@ -48,7 +49,7 @@ static void handle_ack(struct client_link *link, const struct hvi_ack *ack)
 {
     struct client_pending *pending;
     if (link->farewell.said && ack->request == link->farewell.request)
-        link->farewell.done = true;
+        link->farewell.done = link->told_over = true;
     LL_SEARCH_SCALAR(link->pending, pending, request, ack->request);
     if (!pending) /* given up, or never waited for */
         return;

@@ -85,6 +85,7 @@ struct client_link {
     uint64_t beat;                  /* the engine's, when we looked last */
     struct client_patience silence; /* since .beat moved; no limit: silence is no failure */
     bool engine_killed;             /* by us, and not gone yet */
+    bool told_over; /* by the engine: the session is over, and no op uses its memory any more */
     bool engine_remains; /* the session has ended, and the engine may still write to our memory */
     int job_status; /* HVD_OK or what happened to the job; ops go on to the engine, which fails them
                      */

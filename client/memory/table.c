@@ -18,6 +18,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <utlist.h>
 
 /* Index of the first row whose base is above `address`. */
 static uint32_t upper_bound(const struct client_table *table, uintptr_t address)
@@ -127,6 +128,24 @@ void client_table_sweep(struct client_table *table)
         client_control_region_forget(table->link, row->region_id);
         free_row(row);
     }
+}
+
+struct client_memory_row *client_table_gone(const struct client_table *table, uintptr_t base,
+                                            uint64_t bytes)
+{
+    struct client_memory_row *found = NULL;
+    for (struct client_memory_row *row = table->gone; row; row = row->next_gone) {
+        bool overlaps = row->base - base < bytes || base - row->base < row->bytes;
+        if (overlaps && (!found || row->users > 0))
+            found = row;
+    }
+    return found;
+}
+
+void client_table_take_gone(struct client_table *table, struct client_memory_row *row)
+{
+    LL_DELETE2(table->gone, row, next_gone);
+    row->next_gone = NULL;
 }
 
 void client_table_retire(struct client_table *table, struct client_memory_row *row)

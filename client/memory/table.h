@@ -40,7 +40,7 @@ struct client_table {
     struct client_memory_row **rows; /* by base; they never overlap */
     uint32_t count, capacity;
     struct client_memory_row *last[2]; /* that were found: an input's and an output's, mostly */
-    /* Of device memory that was freed while ops used it; they go when these are over. */
+    /* Of device memory that was freed, or is told in a larger row, while ops used it; they go when these are over. */
     struct client_memory_row *gone;
 };
 
@@ -74,6 +74,11 @@ struct client_memory_row *client_table_overlapping(const struct client_table *ta
 /* Takes out a row of device memory that is not there any more, and those taken out before that no op uses now. */
 void client_table_retire(struct client_table *table, struct client_memory_row *row);
 void client_table_sweep(struct client_table *table);
+/* Of the rows taken out before that overlap one that an op uses, else any; NULL: there is none. */
+struct client_memory_row *client_table_gone(const struct client_table *table, uintptr_t base,
+                                            uint64_t bytes);
+/* Such a row, which no op uses, is the caller's from now on. */
+void client_table_take_gone(struct client_table *table, struct client_memory_row *row);
 
 /* Session end: unmaps everything; adopted memory becomes private. */
 void client_table_fini(struct client_table *table);

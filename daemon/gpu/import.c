@@ -10,6 +10,8 @@
  * That is so of handles. Chunks of VMM come by descriptors or fabric handles, whose imports are never given out again, so ranges that share chunks may be
  * open side by side: a trainer whose segment has grown says the larger range, and lets the smaller one go.
  *
+ * Where the limit leaves no room, memory that no owner has makes some: it is closed, and the new one is parked until then.
+ *
  * A close may wait for long: until a moment in which no stream has anything. Memory that is asked for meanwhile is taken out of
  * the queue again. */
 #include "daemon/gpu/import.h"
@@ -31,7 +33,8 @@
 
 #include <utlist.h>
 
-#define LATE_NS (200 * HVI_NS_MS) /* an answer to a release is not held back longer */
+#define LATE_NS  (200 * HVI_NS_MS) /* an answer to a release is not held back longer */
+#define CLAIM_NS (10 * HVI_NS_SEC) /* a survivor comes to its first op within it, mostly */
 
 enum import_state { OPENING, OPEN, CLOSING };
 
@@ -575,6 +578,22 @@ static int check(const struct gpu_imports *imports, const struct hvi_device_memo
     return HVI_OK;
 }
 
+/* Whether the limit leaves room for it once all is closed that no owner has. */
+static bool has_room_later(const struct gpu_imports *imports,
+                           const struct hvi_device_memory *memory)
+{
+    const struct gpu_import *import;
+    uint64_t kept = 0;
+
+    DL_FOREACH(imports->imports, import)
+    {
+        if (import->state == OPENING || import->holders != NULL)
+            kept += import->bytes;
+    }
+    return kept < imports->bytes && kept <= imports->bytes_max &&
+           memory->bytes <= imports->bytes_max - kept;
+}
+
 /* HVI_OK, with an import that is being opened, and that has taken `exported`. `exporter` is held by it then. */
 static int begin_open(struct gpu_imports *imports, struct gpu_exporter *exporter,
                       const struct hvi_device_memory *memory, struct gpu_exported *exported,
@@ -621,6 +640,10 @@ static int get_import(struct gpu_imports *imports, const struct hvi_gpu_import *
         status = HVI_ERR_BUSY;
     } else if (*import_p == NULL) {
         status = check(imports, &said->memory, text_p, text_size);
+        if (status == HVI_ERR_LIMIT && has_room_later(imports, &said->memory)) {
+            gpu_imports_drop(imports);
+            status = HVI_ERR_BUSY;
+        }
         if (status == HVI_OK)
             status = begin_open(imports, exporter, &said->memory, exported, import_p);
     }
@@ -724,6 +747,7 @@ bool gpu_import_add(struct gpu_imports *imports, void *owner, const struct hvi_g
         return false;
     }
     add(imports, owner, said, exported);
+    unpark(imports); /* it may have taken what one of them was to have the room of */
     return true;
 }
 
@@ -794,6 +818,19 @@ void gpu_imports_drop(struct gpu_imports *imports)
     }
 }
 
+static int on_unclaimed(sd_event_source *source, uint64_t usec, void *user)
+{
+    (void)source, (void)usec;
+    gpu_imports_drop(user);
+    return 0;
+}
+
+void gpu_imports_await_claims(struct gpu_imports *imports)
+{
+    sd_event_source_set_time_relative(imports->unclaimed, imports->claim_ns / 1000);
+    sd_event_source_set_enabled(imports->unclaimed, SD_EVENT_ONESHOT);
+}
+
 /* ---- pins ---- */
 
 int gpu_import_pin(struct gpu_imports *imports, struct gpu_pin *pin)
@@ -821,6 +858,7 @@ int gpu_imports_open(struct gpu_imports *imports, sd_event *event, const struct 
     imports->event = event;
     imports->context = context;
     imports->bytes_max = bytes_max;
+    imports->claim_ns = CLAIM_NS;
     memcpy(imports->uuid, uuid, sizeof(imports->uuid));
     pthread_mutex_init(&imports->lock, NULL);
     pthread_cond_init(&imports->more, NULL);
@@ -833,8 +871,12 @@ int gpu_imports_open(struct gpu_imports *imports, sd_event *event, const struct 
                         imports) >= 0 &&
         sd_event_add_time(event, &imports->late, CLOCK_MONOTONIC, 0, 1000, on_late, imports) >= 0 &&
         sd_event_source_set_enabled(imports->late, SD_EVENT_OFF) >= 0 &&
+        sd_event_add_time(event, &imports->unclaimed, CLOCK_MONOTONIC, 0, 1000, on_unclaimed,
+                          imports) >= 0 &&
+        sd_event_source_set_enabled(imports->unclaimed, SD_EVENT_OFF) >= 0 &&
         pthread_create(&imports->thread, NULL, run, imports) == 0)
         return HVI_OK;
+    imports->unclaimed = sd_event_source_disable_unref(imports->unclaimed);
     imports->late = sd_event_source_disable_unref(imports->late);
     imports->finished = sd_event_source_disable_unref(imports->finished);
     if (imports->event_fd >= 0)
@@ -857,6 +899,7 @@ void gpu_imports_close(struct gpu_imports *imports)
     work(imports);
     reap(imports);
     HVI_ASSERT(imports->imports == NULL && imports->waiting == NULL && imports->closes == NULL);
+    imports->unclaimed = sd_event_source_disable_unref(imports->unclaimed);
     imports->late = sd_event_source_disable_unref(imports->late);
     imports->finished = sd_event_source_disable_unref(imports->finished);
     close(imports->event_fd);

@@ -6,8 +6,9 @@
  *    │          └──last holder gives it back──► closing ──► gone
  *    └─ error, told to its holders ──► closing what there is ─┘
  *
- * The end of an engine gives nothing back: the survivors' next generation finds its memory open. The end of the exporting
- * process closes what it had exported.
+ * An engine that ends without a word gives nothing back: the survivors' next generation finds its memory open. What that generation
+ * has not asked for 10 s after its engine has come is closed, and sooner where the limit needs the room. The end of the exporting process
+ * closes what it had exported.
  *
  * Main thread. The driver opens and registers in a thread of its own (hvd-import). A close, and the end of a registration, wait
  * for all streams of the process, and meanwhile launches of other threads wait for them (P2, P11). So where .closing is set, both
@@ -62,6 +63,9 @@ struct gpu_imports {
     struct gpu_exporter *exporters;
     struct gpu_parked *parked; /* wait for memory at their addresses to be given back */
 
+    uint64_t
+        claim_ns; /* how long memory that no owner has waits for the next engine to ask for it */
+    sd_event_source *unclaimed;
     sd_event_source *late; /* runs while an answer to a release waits for the close */
     bool is_late;          /* such an answer has waited long, and nothing was closed since */
 
@@ -89,7 +93,7 @@ bool gpu_imports_close_some(struct gpu_imports *imports, struct gpu_calls *calls
 void gpu_imports_close_freely(struct gpu_imports *imports);
 
 /* GpuImport of `owner`, whose pieces are all in `exported`, which is taken in any case. It waits while other memory is open by a handle
- * of the same bytes. False: its number is taken. */
+ * of the same bytes, and where the limit has room for it once what no owner has is closed. False: its number is taken. */
 bool gpu_import_add(struct gpu_imports *imports, void *owner, const struct hvi_gpu_import *said,
                     struct gpu_exported *exported);
 /* GpuRelease of `owner`. The answer comes when the memory is closed, if no one else has it; but after 200 ms at most, since a
@@ -101,6 +105,8 @@ void gpu_import_where(const struct gpu_imports *imports, const void *owner, uint
                       hvi_cu_ptr *base_p, uint64_t *bytes_p);
 /* The owner's socket has ended: it gets no answers any more. */
 void gpu_import_owner_gone(struct gpu_imports *imports, const void *owner);
+/* An engine begins. What no owner has .claim_ns later is closed. */
+void gpu_imports_await_claims(struct gpu_imports *imports);
 /* Closes all that no owner has, though its exporter lives: .count tells what is left. */
 void gpu_imports_drop(struct gpu_imports *imports);
 

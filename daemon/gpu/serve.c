@@ -313,6 +313,7 @@ static void begin(struct gpu_engine *engine)
     }
     hvi_region_close_fd(&engine->channel.map);
     gpu_launch_order(&engine->worker->launch, &engine->source.open);
+    gpu_imports_await_claims(&engine->worker->imports);
 }
 
 static void open_waiting(struct gpu_worker *worker)

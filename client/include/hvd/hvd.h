@@ -217,7 +217,8 @@ HVD_API int hvd_open(const struct hvd_options *options, struct hvd_session **ses
  * flight are abandoned; peers that wait for this rank get HVD_ERR_RANK_LEFT. Blocks until
  * nobody writes to the memory of ops any more, which may then be used for something else; but a second
  * at most: HVD_ERR_TIMEOUT, and the memory of ops in flight may still be written to for a while (the
- * engine, or a rank that works on such an op, was stopped). Where the job is on several nodes and no op has
+ * engine, or a rank that works on such an op, was stopped). Streams that wait for these ops (hvd_op_stream_wait) go on when the
+ * engine does, or when it has been killed. Where the job is on several nodes and no op has
  * ended here, it waits until the nodes have met, so that whoever opens again meets the same ranks again;
  * 45 seconds at most. NULL is fine. Always frees. */
 HVD_API int hvd_close(struct hvd_session *session);
@@ -328,8 +329,8 @@ HVD_API int hvd_device_free(void *ptr);
 /* For allocators of device memory: the allocation that holds `ptr` is about to be freed, and the engine
  * lets go of it. Without this call a free is noticed at the next use of that address, and until then
  * the GPU's memory is not free. Of a reservation that is mapped in chunks (cuMemMap) the engine lets go of
- * the chunks that it knows together with that of `ptr`; those that stay are made known again by their next
- * use. Blocks, 8 s at most. The memory may be freed then. Where ops of others have kept its GPU's worker busy for 200 ms,
+ * the chunks that it knows together with that of `ptr`, or knew before the reservation grew; those that stay are made
+ * known again by their next use. Blocks, 8 s at most. The memory may be freed then. Where ops of others have kept its GPU's worker busy for 200 ms,
  * the worker lets go of it after the return, and the GPU's memory is free a little later. Memory of a pool
  * (cuMemAllocFromPoolAsync) must not be freed while a worker has it open: HVD_ERR_TIMEOUT says that one still has. HVD_ERR_BUSY while an
  * op in flight uses it, HVD_ERR_NOT_FOUND. */
@@ -573,7 +574,8 @@ HVD_API int hvd_op_culprit(const struct hvd_op *op);
  * begins when the op is over; the call waits for nothing. That is no success: a stream goes on also
  * after a failure, with undefined outputs, and hvd_test or hvd_wait tells. It goes on too when the engine or
  * the GPU's worker dies; when hvdd is dead as well, with a call of this session, or a later one, 10 s
- * after that: a thread that waits for its stream alone then waits for ever.
+ * after that: a thread that waits for its stream alone then waits for ever. Such a call counts from later on where hvd_close has
+ * returned HVD_ERR_TIMEOUT: from when hvdd would have killed the engine.
  * HVD_ERR_UNSUPPORTED for an op of memory of the host (call hvd_wait) and while the stream is captured
  * into a graph; HVD_ERR_INVALID for NULL (CU_STREAM_LEGACY and CU_STREAM_PER_THREAD name the default ones) and for a stream of
  * another device. */

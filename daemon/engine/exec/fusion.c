@@ -6,7 +6,7 @@
  * on other nodes is alone as well: their engines batch by what is ready there, and that differs. Small ones share
  * a transfer all the same (net_lane.c).
  *
- * On GPUs a batch saves launches: works of one set that are done alike are one. */
+ * On GPUs a batch saves launches: works of one set that are done alike are one, as many as a worker's ring takes at once. */
 #include "daemon/engine/exec/fusion.h"
 
 #include "base/types.h"
@@ -36,7 +36,7 @@ static bool is_small_on_device(const struct engine_work *work)
 
 static uint32_t take_on_device(const struct engine_work *const *ready, uint32_t count)
 {
-    uint64_t bytes = ready[0]->bytes;
+    uint64_t bytes = ready[0]->bytes, slots = 1 + engine_gpu_most_slots(ready[0]);
     uint32_t taken = 1;
 
     if (!is_small_on_device(ready[0]))
@@ -44,9 +44,12 @@ static uint32_t take_on_device(const struct engine_work *const *ready, uint32_t 
     while (taken < count && taken < HVI_DEVICE_WORKS) {
         const struct engine_work *work = ready[taken];
         if (!engine_work_has(work, ENGINE_OPERAND_DEVICE) || !is_small_on_device(work) ||
-            bytes + work->bytes > ENGINE_FUSION_DEVICE_BYTES || !engine_gpu_fuses(ready[0], work))
+            bytes + work->bytes > ENGINE_FUSION_DEVICE_BYTES ||
+            slots + engine_gpu_most_slots(work) > HVI_DEVICE_SLOTS ||
+            !engine_gpu_fuses(ready[0], work))
             break;
         bytes += work->bytes;
+        slots += engine_gpu_most_slots(work);
         taken++;
     }
     return taken;

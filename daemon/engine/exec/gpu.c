@@ -279,6 +279,26 @@ static struct gpu_comm *find_comm(const struct gpu *gpu, const struct engine_gpu
     return comm;
 }
 
+/* A communicator for which there was no memory, or no place, is made anew by the next work: there may be by then. Not with other nodes,
+ * which have to ask alike, and not for registered memory, which can do without. */
+static struct gpu_comm *find_usual_comm(struct gpu *gpu, const struct engine_gpu_route *route)
+{
+    struct gpu_comm *comm = find_comm(gpu, route, false);
+    const struct gpu_job *job;
+
+    if (!comm || comm->nodes ||
+        (comm->status != HVI_ERR_NO_MEMORY && comm->status != HVI_ERR_LIMIT))
+        return comm;
+    DL_FOREACH(gpu->jobs, job)
+    {
+        if (job->comm == comm)
+            return comm;
+    }
+    LL_DELETE(gpu->comms, comm);
+    engine_gpu_free_comm(comm);
+    return NULL;
+}
+
 /* NULL: out of memory. */
 static struct gpu_comm *want_comm(struct gpu *gpu, const struct engine_gpu_route *route,
                                   const struct engine_work *work, bool registered)
@@ -387,7 +407,7 @@ static bool check_comm(struct gpu *gpu, struct gpu_job *job)
     if (job->route.ranks == 1)
         return job->batch->status == HVI_OK;
     if (gpu->config.comm_wanted)
-        job->comm = find_comm(gpu, &job->route, false);
+        job->comm = find_usual_comm(gpu, &job->route);
     if (gpu->config.comm_wanted && !job->comm)
         job->comm = want_comm(gpu, &job->route, job->batch->works[0], false);
     choose_registered(gpu, job);
@@ -487,24 +507,15 @@ static void gpu_cancel(void *context, struct engine_batch *batch)
     engine_gpu_push(gpu);
 }
 
-/* A communicator may take its time, or hang: its own, or that of what is before it. */
-static bool waits_for_comm(const struct held *held, const struct gpu_job *job)
-{
-    return job->queued && job->comm && (job->comm->status == HVI_INPROGRESS || is_held(held, job));
-}
-
+/* A queued job goes as well: its workers forget the page before they could have it. */
 void engine_gpu_backend_session_over(void *context, uint32_t page)
 {
     struct gpu *gpu = context;
-    struct held held = hold_none(gpu);
     struct gpu_job *job, *next;
 
     DL_FOREACH_SAFE(gpu->jobs, job, next)
     {
-        const bool waits = waits_for_comm(&held, job);
-        if (waits)
-            hold(&held, job);
-        if (engine_gpu_is_of_page(job, page, waits))
+        if (engine_gpu_is_of_page(job, page, job->queued))
             cancel(gpu, job);
     }
     leave_abandoned(gpu);

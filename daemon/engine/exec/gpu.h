@@ -25,10 +25,11 @@ void engine_gpu_backend_lost(void *context, uint32_t worker, const char *text);
 /* What another node tells of the communicator of these workers. */
 void engine_gpu_backend_heard(void *context, const uint64_t *instances, uint32_t count,
                               uint32_t node, const struct engine_gpu_news *news);
-/* HVI_OK, or batches that want it fail with this status. */
+/* HVI_OK, or batches that want it fail with this status, and later ones of these workers, too. But after HVI_ERR_NO_MEMORY or _LIMIT a
+ * later one asks anew, if all workers are of this node. */
 void engine_gpu_backend_comm(void *context, uint32_t comm, int status, const char *text);
-/* The session of that page is over, and its .ready words are about to be poisoned: batches that wait for one of them are
- * cancelled, and those with a member of it that wait for a communicator, their own or one that works before them want. */
+/* The session of that page is over, its .ready words are about to be poisoned, and workers are about to forget the page. Batches that
+ * wait for one of these words are cancelled, and so are those with a member of it that no worker has yet. No later one may have it. */
 void engine_gpu_backend_session_over(void *context, uint32_t page);
 /* Takes what workers have answered, and tells other nodes what is new. True if there was something. To be called while a batch
  * of this row has not been posted, after batches were started. */
@@ -74,6 +75,8 @@ void engine_gpu_write(const struct engine_batch *batch, const struct engine_gpu_
 /* Of a work with a span: slots of the largest share that any worker has of it, on any node, without the batch's own. All nodes
  * come to the same number. */
 uint32_t engine_gpu_share(const struct engine_work *work, const struct engine_gpu_route *route);
+/* Of a work without a span: slots that no worker's share of it exceeds, whatever the route, without the batch's own. */
+uint64_t engine_gpu_most_slots(const struct engine_work *work);
 /* Whether two works may be in one batch: workers plan it as one. */
 bool engine_gpu_fuses(const struct engine_work *a, const struct engine_work *b);
 

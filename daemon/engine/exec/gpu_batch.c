@@ -177,6 +177,11 @@ uint32_t engine_gpu_slots(const struct engine_batch *batch, const struct engine_
     return slots <= HVI_DEVICE_SLOTS ? (uint32_t)slots : 0;
 }
 
+uint64_t engine_gpu_most_slots(const struct engine_work *work)
+{
+    return 1 + (uint64_t)work->ranks + count_size_slots(work, true);
+}
+
 /* Most members of a work on one worker, of any node. */
 static uint32_t most_members(const struct engine_work *work, const struct engine_gpu_route *route)
 {

@@ -253,12 +253,15 @@ void engine_device_imported(struct engine_sessions *sessions, uint64_t ticket, i
         fail(wish, status, text);
         return;
     }
-    if (status == HVI_OK)
+    if (status == HVI_OK) {
         status = engine_regions_add_device(
             &wish->session->regions, wish->region, wish->bytes, (uint16_t)wish->worker,
             sessions->device->workers[wish->worker].instance, wish->import);
-    if (status == HVI_ERR_NO_MEMORY)
-        engine_device_release(sessions->device, 0, wish->import);
+        if (status != HVI_OK) { /* an import that has failed is device/'s to end */
+            engine_device_release(sessions->device, 0, wish->import);
+            text = "the engine is out of memory";
+        }
+    }
     answer(sessions, wish, status, text);
 }
 

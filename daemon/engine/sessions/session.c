@@ -646,6 +646,9 @@ static void close_session(struct engine_session *session, int status, bool proce
     engine_slots_leave(sessions->slots, session->seat);
     engine_liveness_close(session);
     drop_owed(session);
+    /* engine_fence_close cancels batches that wait for this rank's streams. It does not see ready ops that are no batch yet. */
+    if (sessions->exec->order->ready_count > 0)
+        engine_dispatch_ready(sessions->exec);
     engine_fence_close(session, process_over);
     engine_device_close_session(session);
     engine_group_drop(sessions->order, &session->grouped);

@@ -814,6 +814,13 @@ void hvt_fake_refuse_devices(struct hvt_fake *fake, int status, const char *text
     pthread_mutex_unlock(&fake->mutex);
 }
 
+void hvt_fake_mute(struct hvt_fake *fake)
+{
+    pthread_mutex_lock(&fake->mutex);
+    fake->script.mute = true;
+    pthread_mutex_unlock(&fake->mutex);
+}
+
 void hvt_fake_refuse_regions(struct hvt_fake *fake, int status, const char *text)
 {
     pthread_mutex_lock(&fake->mutex);

@@ -126,6 +126,9 @@ bool hvt_fake_detached(struct hvt_fake_session *session);
 /* Later RegionAdd are answered with this. */
 void hvt_fake_refuse_regions(struct hvt_fake *fake, int status, const char *text);
 
+/* From now on there are no Acks: the engine stands still. */
+void hvt_fake_mute(struct hvt_fake *fake);
+
 /* Address space, of which no page is touched. */
 void *hvt_space(size_t bytes);
 

@@ -3,6 +3,7 @@
 #include "daemon/engine/exec/fusion.h"
 
 #include "base/types.h"
+#include "daemon/engine/exec/gpu.h"
 #include "tests/unit/engine/hvt_reference.h"
 #include "tests/unit/hvt_main.h"
 
@@ -135,12 +136,45 @@ START_TEST(a_work_with_members_on_other_nodes_is_alone)
 }
 END_TEST
 
+/* 32 ranks on `gpus` GPUs: an alltoall has 161 slots of a worker's ring and more, an allreduce 33 at most. */
+START_TEST(works_on_gpus_are_as_many_as_their_workers_take_at_once)
+{
+    const uint32_t gpus = (uint32_t)_i;
+    static struct engine_operand in[32], out[32];
+    static uint64_t sizes[32 * 32];
+    struct engine_work work = {.kind = HVI_KIND_ALLTOALL, .ranks = 32, .in = in, .out = out};
+    struct engine_batch batch = {.count = 0};
+    struct engine_gpu_route route;
+
+    for (uint32_t i = 0; i < 32; i++)
+        in[i] = out[i] =
+            (struct engine_operand){.kind = ENGINE_OPERAND_DEVICE, .worker = (uint16_t)(i % gpus)};
+    work.kinds = 1u << ENGINE_OPERAND_DEVICE;
+    work.root = -1;
+    work.bytes = 64;
+    work.sizes = sizes;
+    for (uint32_t i = 0; i < HVI_DEVICE_WORKS; i++)
+        ready[i] = batch.works[i] = &work;
+    batch.count = engine_fusion_take(ready, HVI_DEVICE_WORKS, ENGINE_FUSION_BATCH_BYTES);
+    ck_assert_uint_ge(batch.count, HVI_DEVICE_SLOTS / 170);
+    ck_assert_uint_lt(batch.count, HVI_DEVICE_WORKS);
+    ck_assert(engine_gpu_route(&batch, NULL, &route));
+    for (uint32_t i = 0; i < gpus; i++)
+        ck_assert_uint_gt(engine_gpu_slots(&batch, &route, i), 0);
+    work.kind = HVI_KIND_ALLREDUCE;
+    work.sizes = NULL;
+    ck_assert_uint_eq(engine_fusion_take(ready, HVI_DEVICE_WORKS, ENGINE_FUSION_BATCH_BYTES),
+                      HVI_DEVICE_WORKS);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("engine/fusion");
     TCase *tcase = tcase_create("fusion");
 
     tcase_add_test(tcase, a_work_with_members_on_other_nodes_is_alone);
+    tcase_add_loop_test(tcase, works_on_gpus_are_as_many_as_their_workers_take_at_once, 1, 4);
     tcase_add_loop_test(tcase, batches_partition_the_sequence_and_keep_every_rule, 0, 20);
     tcase_add_test(tcase, a_large_op_is_alone_wherever_it_stands);
     tcase_add_test(tcase, a_small_adasum_is_alone_wherever_it_stands);

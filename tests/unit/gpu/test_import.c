@@ -406,6 +406,43 @@ START_TEST(the_next_generation_finds_memory_open)
 }
 END_TEST
 
+START_TEST(what_the_next_generation_does_not_ask_for_is_closed_after_a_while)
+{
+    struct exported memory = allocate(), other = allocate();
+
+    add(0, 1, 1, &memory);
+    add(0, 2, 2, &other);
+    expect(1, 0, 2, HVI_OK);
+    gpu_import_owner_gone(&imports, &owners[0]);
+    ck_assert_uint_eq(imports.count, 2);
+    ck_assert_uint_ge(imports.claim_ns, HVI_NS_SEC);
+    imports.claim_ns = 20 * HVI_NS_MS;
+    gpu_imports_await_claims(&imports);
+    add(1, 3, 7, &other);
+    expect(2, 1, 3, HVI_OK);
+    expect_count(1);
+    free_oldest(); /* which the driver would refuse while it is open */
+    give_back(1, 4, 7);
+    expect(3, 1, 4, HVI_OK);
+}
+END_TEST
+
+START_TEST(what_no_engine_has_makes_room_where_the_limit_leaves_none)
+{
+    struct exported memory = allocate(), other = allocate();
+
+    imports.bytes_max = BYTES;
+    add(0, 1, 1, &memory);
+    expect(0, 0, 1, HVI_OK);
+    add(1, 2, 1, &other);
+    expect(1, 1, 2, HVI_ERR_LIMIT);
+    gpu_import_owner_gone(&imports, &owners[0]);
+    add(1, 3, 2, &other);
+    expect(2, 1, 3, HVI_OK);
+    ck_assert_uint_eq(imports.count, 1);
+}
+END_TEST
+
 START_TEST(the_end_of_a_process_closes_what_nobody_holds)
 {
     struct exported memory = allocate(), other = allocate();
@@ -554,6 +591,26 @@ START_TEST(only_a_handle_of_equal_bytes_waits_for_the_close)
         again.address = memory.address; /* as if it lay there */
     }
     expect_successor(&again, _i == 0);
+}
+END_TEST
+
+/* The close, for which it waits, is taken back. */
+START_TEST(an_import_for_which_room_was_to_be_made_is_refused_when_that_is_asked_for_again)
+{
+    struct exported memory = allocate(), other = allocate();
+
+    imports.bytes_max = BYTES;
+    add(0, 1, 1, &memory);
+    expect(0, 0, 1, HVI_OK);
+    gpu_import_owner_gone(&imports, &owners[0]);
+    add(1, 2, 1, &other);
+    ck_assert_int_eq(answer_count, 1);
+    ck_assert_int_eq(closings, 1);
+    add(1, 3, 2, &memory);
+    expect(1, 1, 3, HVI_OK);
+    expect(2, 1, 2, HVI_ERR_LIMIT);
+    close_all(); /* nothing */
+    ck_assert_uint_eq(imports.count, 1);
 }
 END_TEST
 
@@ -924,6 +981,8 @@ int main(void)
     tcase_add_checked_fixture(tcase, setup, teardown);
     tcase_add_test(tcase, memory_is_opened_once_and_closed_with_its_last_holder);
     tcase_add_test(tcase, the_next_generation_finds_memory_open);
+    tcase_add_test(tcase, what_the_next_generation_does_not_ask_for_is_closed_after_a_while);
+    tcase_add_test(tcase, what_no_engine_has_makes_room_where_the_limit_leaves_none);
     tcase_add_test(tcase, the_end_of_a_process_closes_what_nobody_holds);
     tcase_add_test(tcase, an_owner_that_goes_while_memory_is_opened_hears_nothing);
     tcase_add_test(tcase, an_address_that_was_freed_and_allocated_again_is_opened_again);
@@ -945,6 +1004,8 @@ int main(void)
     tcase_add_checked_fixture(waiting, setup_waiting, teardown);
     tcase_add_test(waiting, a_release_is_answered_by_the_close_or_after_a_while);
     tcase_add_test(waiting, what_is_asked_for_again_before_it_is_closed_stays_open);
+    tcase_add_test(waiting,
+                   an_import_for_which_room_was_to_be_made_is_refused_when_that_is_asked_for_again);
     tcase_add_loop_test(waiting, only_a_handle_of_equal_bytes_waits_for_the_close, 0, 2);
     suite_add_tcase(suite, waiting);
     tcase_add_checked_fixture(channel, setup_no_channel, teardown);

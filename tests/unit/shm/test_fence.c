@@ -94,6 +94,16 @@ START_TEST(poison_reaches_every_cell_and_can_leave_done_alone)
 }
 END_TEST
 
+START_TEST(poison_of_done_opens_no_gate)
+{
+    hvi_fence_poison_done(&page);
+    for (uint32_t i = 1; i < HVI_FENCE_CELLS; i++)
+        ck_assert(ready_of(i) == 0 && done_of(i) == HVI_FENCE_POISON);
+    ck_assert_uint_eq(((const struct hvi_fence_head *)(const void *)page.cells)->magic,
+                      HVI_FENCE_MAGIC);
+}
+END_TEST
+
 START_TEST(what_is_to_be_skipped_is_said_apart_from_what_is_ready)
 {
     hvi_fence_store_skip(&page, 3, 4);
@@ -201,6 +211,7 @@ int main(void)
     tcase_add_test(tcase, a_fence_is_ready_as_a_stream_sees_it);
     tcase_add_test(tcase, what_is_to_be_skipped_is_said_apart_from_what_is_ready);
     tcase_add_test(tcase, poison_reaches_every_cell_and_can_leave_done_alone);
+    tcase_add_test(tcase, poison_of_done_opens_no_gate);
     tcase_add_test(tcase, a_page_of_another_kind_is_refused);
     tcase_add_test(tcase, words_only_grow_while_all_store);
     tcase_add_test(tcase, what_comes_before_ready_is_seen_after_it);

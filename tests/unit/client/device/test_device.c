@@ -640,6 +640,45 @@ START_TEST(memory_is_forgotten_but_not_while_an_op_uses_it)
 }
 END_TEST
 
+/* The worker has what its segment was before, as an op used it then. */
+START_TEST(a_segment_is_forgotten_with_what_it_was_before_it_grew)
+{
+    hvi_cu_ptr base = reserve(2);
+    struct hvd_op *op, *other;
+    map_chunk(base, 0, HVI_CU_HANDLE_FD);
+    float *memory = floats(base, 0, 7), *grown = floats(base, 1, -10);
+    struct hvi_submission first = submit(memory, memory, NULL, &op);
+    map_chunk(base, 1, HVI_CU_HANDLE_FD);
+    struct hvi_submission second = submit(grown, grown, NULL, &other);
+    ck_assert_uint_eq(hvt_fake_regions(engine), 2);
+    finish(other, &second, HVD_OK);
+    ck_assert_int_eq(hvd_device_forget(session, grown), HVD_ERR_BUSY);
+    ck_assert_uint_eq(hvt_fake_regions(engine), 2);
+    finish(op, &first, HVD_OK);
+    ck_assert_int_eq(hvd_device_forget(session, grown), HVD_OK);
+    ck_assert_uint_eq(hvt_fake_regions(engine), 0);
+    ck_assert_int_eq(hvd_device_forget(session, memory), HVD_ERR_NOT_FOUND);
+}
+END_TEST
+
+/* It could not be told again when it had grown. */
+START_TEST(what_a_segment_was_is_forgotten_where_the_whole_is_not_known)
+{
+    hvi_cu_ptr base = reserve(2);
+    struct hvd_op *op, *other;
+    map_chunk(base, 0, HVI_CU_HANDLE_FD);
+    float *memory = floats(base, 0, 7), *grown = floats(base, 1, -10);
+    struct hvi_submission first = submit(memory, memory, NULL, &op);
+    map_chunk(base, 1, HVI_CU_HANDLE_FD);
+    hvt_fake_refuse_devices(fake, HVD_ERR_NO_MEMORY, "the worker is out of memory");
+    ck_assert_int_eq(submit_on(grown, grown, COUNT, NULL, &other), HVD_ERR_NO_MEMORY);
+    ck_assert_int_eq(hvd_device_forget(session, memory), HVD_ERR_BUSY);
+    finish(op, &first, HVD_OK);
+    ck_assert_int_eq(hvd_device_forget(session, memory), HVD_OK);
+    ck_assert_uint_eq(hvt_fake_regions(engine), 0);
+}
+END_TEST
+
 /* An op for which the stream waits, of an engine that dies. */
 static void lose_engine(void)
 {
@@ -689,6 +728,64 @@ START_TEST(closing_releases_the_streams)
     hvd_close(session);
     session = NULL;
     ck_assert(stream_ends());
+}
+END_TEST
+
+/* A worker may have the op, and wait for its stream. 0: the engine stands still while the session is closed; 1: the wait for it is
+ * given up; 2: the client finds that the engine breaks the protocol. */
+START_TEST(an_end_without_the_engines_word_opens_no_gate_and_leaves_streams_to_it)
+{
+    float *memory = alloc(BYTES);
+    struct hvd_op *op;
+    _Atomic uint64_t *gate = close_gate();
+    const struct hvi_submission slot = submit(memory, memory, stream, &op);
+    ck_assert_int_eq(hvd_op_stream_wait(op, stream), HVD_OK);
+    hvt_fake_mute(fake);
+    if (_i == 2) {
+        hvt_fake_completion(engine, (struct hvi_completion){.cookie = slot.cookie + 1});
+        ck_assert_int_eq(hvd_wait(op, 5000000000), HVD_ERR_PROTOCOL);
+    } else {
+        if (_i == 1)
+            ck_assert_int_eq(hvd_close_wait(session, 0), HVD_INPROGRESS);
+        ck_assert_int_eq(hvd_close(session), HVD_ERR_TIMEOUT);
+        session = NULL;
+    }
+    ck_assert(!is_ready(&slot));
+    ck_assert_uint_eq(atomic_load(&hvt_fake_fences(engine)->cells[slot.fence_cell].done), 0);
+    open_gate(gate);
+    ck_assert(becomes_ready(&slot));
+    ck_assert_int_eq(cuda.stream_query(stream), HVI_CU_NOT_READY);
+    hvi_fence_poison(hvt_fake_fences(engine), false); /* it goes on, and ends the session */
+    ck_assert(stream_ends());
+}
+END_TEST
+
+static uint64_t lost_ns(uint64_t still_ns)
+{
+    session->memory.device->lost_ns = 0;
+    client_fence_lost(session->memory.device, still_ns);
+    return session->memory.device->lost_ns;
+}
+
+/* And the client opens no gate then, either: the engine may not be dead. */
+START_TEST(streams_that_the_engine_does_not_release_are_released_after_it_would_have_been_killed)
+{
+    float *memory = alloc(BYTES);
+    struct hvd_op *op;
+    const struct hvi_submission slot = submit(memory, memory, stream, &op);
+    const uint64_t now_ns = hvi_clock_ns();
+    ck_assert_uint_ge(lost_ns(0), now_ns + 10 * HVI_NS_SEC);
+    ck_assert_uint_ge(lost_ns(60 * HVI_NS_SEC), now_ns + 70 * HVI_NS_SEC);
+    ck_assert_uint_lt(lost_ns(60 * HVI_NS_SEC), now_ns + 100 * HVI_NS_SEC);
+    ck_assert_uint_eq(lost_ns(HVI_NEVER), HVI_NEVER);
+    ck_assert_int_eq(hvd_op_stream_wait(op, stream), HVD_OK);
+    ck_assert(becomes_ready(&slot));
+    session->memory.device->lost_ns = hvi_deadline_after(20 * HVI_NS_MS);
+    nap(25);
+    hvd_session_status(session);
+    ck_assert(stream_ends());
+    const struct hvi_fence *cell = &hvt_fake_fences(engine)->cells[slot.fence_cell];
+    ck_assert_uint_eq(atomic_load(&cell->ready), slot.fence_turn);
 }
 END_TEST
 
@@ -1201,10 +1298,17 @@ int main(void)
     tcase_add_test(tcase, a_cell_is_used_again_when_its_stream_has_come_and_never_after_a_failure);
     tcase_add_test(tcase, memory_that_was_freed_is_announced_anew);
     tcase_add_test(tcase, memory_is_forgotten_but_not_while_an_op_uses_it);
+    tcase_add_test(tcase, a_segment_is_forgotten_with_what_it_was_before_it_grew);
+    tcase_add_test(tcase, what_a_segment_was_is_forgotten_where_the_whole_is_not_known);
     tcase_add_test(tcase, after_a_dead_engine_a_stream_waits_for_the_worker_or_hvdd);
     tcase_add_loop_test(
         tcase, after_a_dead_engine_a_later_call_releases_the_streams_if_none_else_has, 0, 2);
     tcase_add_test(tcase, closing_releases_the_streams);
+    tcase_add_loop_test(
+        tcase, an_end_without_the_engines_word_opens_no_gate_and_leaves_streams_to_it, 0, 3);
+    tcase_add_test(
+        tcase,
+        streams_that_the_engine_does_not_release_are_released_after_it_would_have_been_killed);
     tcase_add_test(tcase, a_captured_stream_is_refused);
     tcase_add_test(tcase, a_submission_that_its_stream_refuses_costs_no_cell);
     tcase_add_test(tcase, a_stream_of_another_device_is_refused);

@@ -40,6 +40,26 @@ START_TEST(where_hvdd_starts_no_worker_memory_is_refused_with_its_sentence)
 }
 END_TEST
 
+/* An import that its worker never had goes with it, once. */
+START_TEST(a_worker_that_hvdd_has_no_memory_for_is_refused)
+{
+    const char *sentence = "hvdd is out of memory";
+
+    hvt_gpus_init(&gpus, 2);
+    for (int32_t rank = 0; rank < 2; rank++)
+        hvt_rank_send_memory(&gpus, rank, 0, HVT_GPU_REGION);
+    hvt_gpu_answer(&gpus, 0, HVI_ERR_NO_MEMORY, sentence);
+    for (int32_t rank = 0; rank < 2; rank++) {
+        struct hvi_ack ack = hvt_rank_ack(&gpus, rank);
+        ck_assert_int_eq(ack.status, HVI_ERR_NO_MEMORY);
+        ck_assert_str_eq(ack.text, sentence);
+    }
+    worker_at(0)->deadline_ns = 0; /* a second later it is asked for again */
+    ck_assert_uint_gt(hvt_rank_use(&gpus, 0, 0), 2);
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
 START_TEST(a_node_without_workers_says_so_and_offers_nothing)
 {
     struct hvi_ack ack;
@@ -784,6 +804,7 @@ int main(void)
 
     tcase_set_timeout(tcase, 60);
     tcase_add_test(tcase, where_hvdd_starts_no_worker_memory_is_refused_with_its_sentence);
+    tcase_add_test(tcase, a_worker_that_hvdd_has_no_memory_for_is_refused);
     tcase_add_test(tcase, a_node_without_workers_says_so_and_offers_nothing);
     tcase_add_test(tcase, the_next_hvdd_is_asked_for_a_worker_that_has_not_come);
     tcase_add_test(tcase,

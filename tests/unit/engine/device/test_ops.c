@@ -408,16 +408,12 @@ START_TEST(the_root_of_a_broadcast_is_a_rank_of_the_communicator)
 END_TEST
 
 /* No worker joins one that another cannot join: it would sit in NCCL. By the worker that cannot, and the reason. */
-START_TEST(a_communicator_that_cannot_be_made_fails_the_ops_that_want_it)
+/* One worker of two says that it cannot. */
+static void refuse_comm(uint32_t who, int status, const char *text)
 {
-    const uint32_t who = (uint32_t)_i % 2, other = 1 - who;
-    const int status = _i < 2 ? HVI_ERR_UNSUPPORTED : HVI_ERR_LIMIT;
+    const uint32_t other = 1 - who;
     struct hvi_gpu_msg msg, id = {.kind = HVI_GPU_COMM_ID};
-    const char *text = "the communicator needs NCCL, and libnccl.so.2 is not there";
 
-    open_gpus(2, 2);
-    for (int32_t rank = 0; rank < 2; rank++)
-        hvt_gpu_run(&gpus, rank, ALLREDUCE, 100, "w", 1, 1);
     hvt_gpus_turn(&gpus);
     ck_assert(hvt_gpu_hear(&gpus, other, HVI_GPU_COMM_ID, &msg));
     id.comm_id.request = msg.comm_id.request;
@@ -433,11 +429,55 @@ START_TEST(a_communicator_that_cannot_be_made_fails_the_ops_that_want_it)
     hvt_gpu_say(&gpus, who, &id, NULL, 0);
     hvt_gpus_turn(&gpus);
     ck_assert(hvt_gpu_hear(&gpus, other, HVI_GPU_COMM_DROP, &msg)); /* and no GpuCommJoin */
+    ck_assert(hvt_gpu_hear(&gpus, who, HVI_GPU_COMM_DROP, &msg));
+}
+
+START_TEST(a_communicator_that_cannot_be_made_fails_the_ops_that_want_it)
+{
+    const int status = _i < 2 ? HVI_ERR_UNSUPPORTED : HVI_ERR_LIMIT;
+
+    open_gpus(2, 2);
+    for (int32_t rank = 0; rank < 2; rank++)
+        hvt_gpu_run(&gpus, rank, ALLREDUCE, 100, "w", 1, 1);
+    refuse_comm((uint32_t)_i % 2, status,
+                "the communicator needs NCCL, and libnccl.so.2 is not there");
     for (int32_t rank = 0; rank < 2; rank++) {
         hvt_op_expect(&gpus.bench, rank, status, NULL);
         ck_assert_uint_eq(hvt_gpu_word(&gpus, rank, 1, false), 1);
     }
     ck_assert_int_eq(gpus.bench.engine->order.broken_status, HVI_OK);
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
+/* 0: memory, 1: a place of 16, which may be there later; 2: NCCL, which will not. */
+START_TEST(a_communicator_is_tried_again_by_the_next_op_where_that_may_help)
+{
+    static const int statuses[] = {HVI_ERR_NO_MEMORY, HVI_ERR_LIMIT, HVI_ERR_UNSUPPORTED};
+    const uint32_t tries = _i == 2 ? 1 : 3;
+    uint64_t turn = 0;
+
+    open_gpus(2, 2);
+    for (uint32_t i = 0; i < tries; i++) {
+        turn++;
+        for (int32_t rank = 0; rank < 2; rank++)
+            hvt_gpu_run(&gpus, rank, ALLREDUCE, 100, "w", 1, turn);
+        refuse_comm(i % 2, statuses[_i], "it cannot");
+        hvt_op_expect_all(&gpus.bench, 0, 1, statuses[_i], NULL);
+    }
+    turn++;
+    for (int32_t rank = 0; rank < 2; rank++)
+        hvt_gpu_run(&gpus, rank, ALLREDUCE, 100, "w", 1, turn);
+    if (_i == 2) {
+        hvt_op_expect_all(&gpus.bench, 0, 1, HVI_ERR_UNSUPPORTED, NULL);
+    } else {
+        make_comm(2);
+        struct hvt_batch batches[2] = {hvt_gpu_take(&gpus, 0), hvt_gpu_take(&gpus, 1)};
+        ck_assert_uint_eq(batches[0].head.comm, tries + 1);
+        hvt_gpu_finish(&gpus, 0, &batches[0]);
+        hvt_gpu_finish(&gpus, 1, &batches[1]);
+        hvt_op_expect_all(&gpus.bench, 0, 1, HVI_OK, NULL);
+    }
     hvt_gpus_fini(&gpus);
 }
 END_TEST
@@ -1205,6 +1245,67 @@ START_TEST(a_rank_that_goes_opens_its_fences_and_the_op_ends_when_the_worker_has
 }
 END_TEST
 
+/* The rank's last submission, and that it goes. The engine sees both in one turn. */
+static void say_goodbye(int32_t rank, struct hvi_submission last, bool breaks_protocol)
+{
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_DETACH};
+    struct hvt_peer *peer = &gpus.bench.peers[rank];
+
+    hvt_peer_submit(peer, &last);
+    msg.detach.request = ++peer->request;
+    if (breaks_protocol) { /* without its descriptor */
+        msg.kind = HVI_PACKET_FENCE_ADD;
+        msg.fence_add.request = peer->request;
+    }
+    hvt_peer_send(peer, &msg, -1);
+    hvt_gpus_turn(&gpus);
+    ck_assert_uint_eq(hvt_gpu_word(&gpus, rank, last.fence_cell, true), HVI_FENCE_POISON);
+}
+
+/* 0: it leaves. 1: it breaks the protocol. */
+START_TEST(an_op_that_gets_ready_as_a_rank_goes_is_no_success_without_its_stream)
+{
+    open_gpus(2, 1);
+    hvt_gpu_run(&gpus, 0, ALLREDUCE, 10, "w", 1, 1);
+    say_goodbye(1, hvt_gpu_op(&gpus, 1, ALLREDUCE, 10, "w", 1, 1), _i == 1);
+    ck_assert(skip_word(0, 1) == 1 && skip_word(1, 1) == 1);
+    hvt_op_expect_nothing(&gpus.bench, 0, 0);
+    struct hvt_batch batch = hvt_gpu_take(&gpus, 0);
+    hvt_gpu_finish(&gpus, 0, &batch);
+    expect_done(0, _i == 1 ? HVI_ERR_RANK_LOST : HVI_ERR_RANK_LEFT, NULL);
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
+/* 0: its submission comes with the goodbye. 1: it was queued before. */
+START_TEST(an_op_that_waits_for_room_goes_to_no_worker_after_a_rank_has_gone)
+{
+    struct hvi_submission last;
+    struct hvt_batch batch;
+    uint32_t cell;
+
+    open_gpus(2, 1);
+    for (cell = 1; cell <= HVI_DEVICE_DONES; cell++) {
+        hvt_gpu_run(&gpus, 0, ALLREDUCE, 10, "w", cell, 1);
+        hvt_gpu_run(&gpus, 1, ALLREDUCE, 10, "w", cell, 1);
+    }
+    hvt_gpu_run(&gpus, 0, ALLREDUCE, 10, "waits", cell, 1);
+    if (_i == 1)
+        hvt_gpu_run(&gpus, 1, ALLREDUCE, 10, "waits", cell++, 1);
+    last = hvt_gpu_op(&gpus, 1, ALLREDUCE, 10, _i == 1 ? "alone" : "waits", cell, 1);
+    hvi_fence_store_ready(&gpus.pages[1], cell, 1);
+    say_goodbye(1, last, false);
+    expect_done(0, HVI_ERR_RANK_LEFT, NULL);
+    for (uint32_t i = 0; i < HVI_DEVICE_DONES; i++) {
+        batch = hvt_gpu_take(&gpus, 0);
+        hvt_gpu_finish(&gpus, 0, &batch);
+        expect_done(0, HVI_OK, NULL);
+    }
+    ck_assert(!hvt_gpu_has_batch(&gpus, 0)); /* the worker does not know the page any more */
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
 START_TEST(an_op_whose_streams_had_come_before_a_rank_went_ends_well)
 {
     struct hvi_packet_msg detach = {.kind = HVI_PACKET_DETACH};
@@ -1290,6 +1391,7 @@ int main(void)
     tcase_add_loop_test(tcase, what_cannot_be_registered_goes_as_ever, 0, 2);
     tcase_add_test(tcase, the_root_of_a_broadcast_is_a_rank_of_the_communicator);
     add(tcase, a_communicator_that_cannot_be_made_fails_the_ops_that_want_it, 0, 4);
+    add(tcase, a_communicator_is_tried_again_by_the_next_op_where_that_may_help, 0, 3);
     add(tcase, a_communicator_has_as_long_as_its_workers_say, 0, 2);
     tcase_add_test(tcase, an_engine_that_stood_still_gives_a_communicator_as_much_more_time);
     tcase_add_test(tcase,
@@ -1319,6 +1421,8 @@ int main(void)
     add(tcase, a_worker_that_lies_in_its_answers_is_ended, 0, 5);
     tcase_add_test(tcase,
                    a_rank_that_goes_opens_its_fences_and_the_op_ends_when_the_worker_has_it_done);
+    add(tcase, an_op_that_gets_ready_as_a_rank_goes_is_no_success_without_its_stream, 0, 2);
+    add(tcase, an_op_that_waits_for_room_goes_to_no_worker_after_a_rank_has_gone, 0, 2);
     tcase_add_test(tcase, an_op_whose_streams_had_come_before_a_rank_went_ends_well);
     tcase_add_test(tcase, a_job_that_is_stopped_opens_all_fences_and_waits_for_its_workers);
     suite_add_tcase(suite, tcase);
