@@ -17,7 +17,7 @@
 # huge        tensors of more than 4 GiB
 # launchers   jobs on one node and on two that torchrun, Open MPI, Slurm, MPICH and Intel MPI have started
 # nodes       scripts/nodes.sh: scripts for Horovod on PyTorch, TensorFlow and Keras, and a C program, on two nodes; a cut cable
-# gpus        ops on memory of GPUs of two nodes, on the fake driver: all layouts
+# gpus        ops on memory of GPUs of two nodes, on the fake driver: all layouts; scripts/gpu.sh without a GPU
 # ucx         jobs on several nodes over UCX: the contract suite, every fault, every op
 # coverage    lines of C and Python that unit, contract and Python tests reach, against tests/coverage.txt
 # debian13    demo and tests in a bare Debian 13
@@ -72,7 +72,7 @@ step_nodes() {
     build_release
     scripts/nodes.sh --build-dir build-release
 }
-step_gpus() { scripts/test.sh release -C Nightly -R 'contract.device.nodes'; }
+step_gpus() { scripts/test.sh release -C Nightly -R 'contract.device.nodes|integration.gpu_script'; }
 step_ucx() {
     scripts/test.sh release -C Nightly -R 'contract.span_ucx|fault.nodes_ucx'
     # But strangers, whom UCX believes, encryption, which it has not, and ports, which it takes itself.

@@ -2,13 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Installs what is missing, builds and runs the tests: all of them, or those that the arguments select.
 #
-#   scripts/test.sh [PRESET] [--only LABELS] [ctest arguments]      PRESET: release (default), debug, asan, tsan, fuzz
+#   scripts/test.sh [PRESET] [--only LABELS] [ctest arguments]      PRESET: release (default), debug, asan, tsan
 #   scripts/test.sh asan -L unit
 #   scripts/test.sh tensorflow [ctest arguments]    hvd.tensorflow and hvd.keras on the newest TensorFlow, with Keras 3, Keras
 #                                                   on PyTorch and a little with Keras 2; by default only a small set
 #   scripts/test.sh release -C Whole                also what the default leaves out to take less time,
 #                                                   but not what is left to scripts/nightly.sh
-#   scripts/test.sh fuzz                            asan by clang, in the build of scripts/fuzz.sh
 #   scripts/test.sh tsan --leave-out ci-tsan        without what tests/skips.txt leaves out so, as .ci/run does; prints it
 #
 # --only unit,contract builds no more than tests with these labels need, and runs them: unit, contract, property, fuzz.
@@ -28,12 +27,12 @@ if [ "${1:-}" = tensorflow ]; then
     set -- release -C Whole -L tensorflow "$@"
 fi
 case ${1:-} in
-release | debug | asan | tsan | fuzz)
+release | debug | asan | tsan)
     preset=$1
     shift
     ;;
 -*) ;;
-?*) usage "'$1' is no preset (release, debug, asan, tsan, fuzz), nor tensorflow" ;;
+?*) usage "'$1' is no preset (release, debug, asan, tsan), nor tensorflow" ;;
 esac
 targets=()
 if [ "${1:-}" = --only ]; then
@@ -44,8 +43,7 @@ if [ "${1:-}" = --only ]; then
 fi
 compiler=${CC:-gcc}
 folder=build-$preset
-case $preset,$compiler in
-fuzz,*) compiler=clang ;; # libFuzzer comes with it
+case $compiler in
 *clang*) folder=$folder-clang ;;
 esac
 export CC=$compiler
@@ -67,7 +65,7 @@ cmake --build "$folder" -j "$cores" "${targets[@]}"
 # The sanitizers reserve fixed address ranges, which a kernel that randomises widely may have taken.
 run=()
 case $preset in
-asan | tsan | fuzz) ! setarch -R true 2>/dev/null || run=(setarch -R) ;;
+asan | tsan) ! setarch -R true 2>/dev/null || run=(setarch -R) ;;
 esac
 export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
 # A copy, since programs of another user read it too, who may not enter the folder of this clone.
