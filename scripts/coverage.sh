@@ -70,8 +70,8 @@ sigterm = true
 patch = fork, _exit
 END
     COVERAGE_PROCESS_START=$build/coverage.ini run_tests -C Whole -R '^(python|tf221|torch)\.' -E 'install|launchers|programs|examples|wheel'
-    # Optimizers of TensorFlow 1.
-    COVERAGE_PROCESS_START=$build/coverage.ini run_tests -C Nightly -R '^tf221.optimizer_v1'
+    # Optimizers of TensorFlow 1, and what is marked nightly but for other numbers of ranks on PyTorch.
+    COVERAGE_PROCESS_START=$build/coverage.ini run_tests -C Nightly -R '^(tf221\.(optimizer_v1|.*\.nightly)|python\.(torch_device|optimizer)\.nightly)$'
     "$build/python-env/bin/python" -m coverage combine --quiet --rcfile "$build/coverage.ini"
     "$build/python-env/bin/python" -m coverage json --quiet --rcfile "$build/coverage.ini" -o "$build/python.json"
     "$build/python-env/bin/python" -m coverage report --rcfile "$build/coverage.ini" >"$build/python.txt"

@@ -55,8 +55,8 @@ def run(func: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str,
     func: anything that cloudpickle can take, lambdas and functions of a notebook included; without cloudpickle, a
         function of a module. It calls hvd.init() itself. Results must be picklable.
     hosts, hostfile: where, "h1:4,h2:4" (blanks around an entry do not count) or a file with lines "h1 slots=4"; not
-        given: this machine. ssh reaches other hosts without a question, and they have this Python, this package and
-        hvdrun where they are here.
+        given: this machine (a ValueError in a job of LSF on several hosts). ssh reaches other hosts without a question,
+        and they have this Python, this package and hvdrun where they are here.
     ssh_port, ssh_identity_file, network_interfaces, bind_to: as hvdrun's options.
     start_timeout: seconds for the private hvdd to start.
     output_filename: a folder for each rank's output, which is shown here in any case.

@@ -38,7 +38,7 @@ PROGRAMS = HERE / "programs"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0",
             "--local-addr", "127.0.0.1"]
 #: What sits around a test must not tell its ranks who they are.
-_FOREIGN = ("HVD_", "HVDD_", "HOROVOD_", "OMPI_", "PMI_", "PMIX_", "SLURM_", "MPI_LOCAL", "TORCHELASTIC_")
+_FOREIGN = ("HVD_", "HVDD_", "HOROVOD_", "OMPI_", "PMI_", "PMIX_", "SLURM_", "LSB_", "MPI_LOCAL", "TORCHELASTIC_")
 _FOREIGN_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PYTHONPATH")
 
 #: Keras imports scikit-learn where it is installed, for wrappers that no test uses: a third of the time of importing TensorFlow.

@@ -75,10 +75,12 @@ bool run_lsf_has_hosts(int ranks, char *text_p, size_t text_size)
     const bool several = hosts.count > 1;
     print_list(&hosts, list);
     if (several)
-        snprintf(text_p, text_size,
-                 "LSF has given job %.32s %zu hosts, and no option names one: give -H with slots "
-                 "for each (-H %s by LSF's), or -H localhost:%d for this host alone",
-                 job, hosts.count, list, ranks > 0 ? ranks : 1);
+        snprintf(
+            text_p, text_size,
+            "LSF has given job %.32s %zu hosts, and no option names one: give -H with slots "
+            "for each (-H %s by LSF's, without the host that only launches, if there is one), or "
+            "-H localhost:%d for this host alone",
+            job, hosts.count, list, ranks > 0 ? ranks : 1);
     run_hosts_fini(&hosts);
     return several;
 }

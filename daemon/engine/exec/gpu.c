@@ -37,7 +37,8 @@
 #include <string.h>
 #include <utlist.h>
 
-#define TELL_NS HVI_NS_SEC
+#define TELL_NS         HVI_NS_SEC
+#define TRIES_AGAIN_MAX 16
 
 /* ---- opening and closing ---- */
 
@@ -280,13 +281,14 @@ static struct gpu_comm *find_comm(const struct gpu *gpu, const struct engine_gpu
 }
 
 /* A communicator for which there was no memory, or no place, is made anew by the next work: there may be by then. Not with other nodes,
- * which have to ask alike, and not for registered memory, which can do without. */
+ * which have to ask alike, and not for registered memory, which can do without. Not for ever: of an id that nobody joins by, NCCL
+ * keeps a thread and a socket in its worker. */
 static struct gpu_comm *find_usual_comm(struct gpu *gpu, const struct engine_gpu_route *route)
 {
     struct gpu_comm *comm = find_comm(gpu, route, false);
     const struct gpu_job *job;
 
-    if (!comm || comm->nodes ||
+    if (!comm || comm->nodes || gpu->tried_again == TRIES_AGAIN_MAX ||
         (comm->status != HVI_ERR_NO_MEMORY && comm->status != HVI_ERR_LIMIT))
         return comm;
     DL_FOREACH(gpu->jobs, job)
@@ -294,6 +296,7 @@ static struct gpu_comm *find_usual_comm(struct gpu *gpu, const struct engine_gpu
         if (job->comm == comm)
             return comm;
     }
+    gpu->tried_again++;
     LL_DELETE(gpu->comms, comm);
     engine_gpu_free_comm(comm);
     return NULL;

@@ -93,6 +93,7 @@ struct gpu {
     uint32_t queued;
     struct gpu_comm *comms;
     uint32_t last_comm;
+    uint32_t tried_again;       /* communicators that were made anew after a failure */
     uint32_t registered_coming; /* communicators for registered memory that are being made */
     struct gpu_worker *workers; /* [ENGINE_GPU_WORKERS], once there is one */
     uint32_t worker_count;      /* their numbers are below it */

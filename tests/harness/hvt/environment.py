@@ -4,7 +4,7 @@ import os
 
 from hvt.build import SOURCE
 
-_FOREIGN = ("HVD_", "HOROVOD_", "OMPI_", "PMI_", "PMIX_", "SLURM_", "MPI_LOCAL")
+_FOREIGN = ("HVD_", "HOROVOD_", "OMPI_", "PMI_", "PMIX_", "SLURM_", "LSB_", "MPI_LOCAL")
 _FOREIGN_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NOTIFY_SOCKET", "WATCHDOG_USEC",
                   "LISTEN_FDS", "LISTEN_PID", "JOURNAL_STREAM", "TORCHELASTIC_RUN_ID")
 

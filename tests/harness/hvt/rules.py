@@ -32,6 +32,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Declares the mark."""
     global _stderr  # pylint: disable=global-statement
     _stderr = os.dup(sys.__stderr__.fileno())
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # of a shell's background job: programs under test would inherit it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", f"limit(seconds): may take longer than {LIMIT_S} s")
 
 

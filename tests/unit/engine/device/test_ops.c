@@ -482,6 +482,23 @@ START_TEST(a_communicator_is_tried_again_by_the_next_op_where_that_may_help)
 }
 END_TEST
 
+/* Of an id that nobody joins by, NCCL keeps a thread and a socket in its worker. */
+START_TEST(a_communicator_is_not_tried_again_for_ever)
+{
+    const uint32_t tries = 17;
+
+    open_gpus(2, 2);
+    for (uint32_t turn = 1; turn <= tries + 1; turn++) {
+        for (int32_t rank = 0; rank < 2; rank++)
+            hvt_gpu_run(&gpus, rank, ALLREDUCE, 100, "w", 1, turn);
+        if (turn <= tries)
+            refuse_comm(1, HVI_ERR_NO_MEMORY, "it cannot");
+        hvt_op_expect_all(&gpus.bench, 0, 1, HVI_ERR_NO_MEMORY, NULL);
+    }
+    hvt_gpus_fini(&gpus);
+}
+END_TEST
+
 /* gpu-comm-timeout is the worker's; the engine has no other time. 0: it is over; 1: it is longer than the test. */
 START_TEST(a_communicator_has_as_long_as_its_workers_say)
 {
@@ -1392,6 +1409,7 @@ int main(void)
     tcase_add_test(tcase, the_root_of_a_broadcast_is_a_rank_of_the_communicator);
     add(tcase, a_communicator_that_cannot_be_made_fails_the_ops_that_want_it, 0, 4);
     add(tcase, a_communicator_is_tried_again_by_the_next_op_where_that_may_help, 0, 3);
+    tcase_add_test(tcase, a_communicator_is_not_tried_again_for_ever);
     add(tcase, a_communicator_has_as_long_as_its_workers_say, 0, 2);
     tcase_add_test(tcase, an_engine_that_stood_still_gives_a_communicator_as_much_more_time);
     tcase_add_test(tcase,

@@ -299,8 +299,8 @@ START_TEST(a_job_of_lsf_on_several_hosts_is_not_started_on_one_in_silence)
     setenv("LSB_HOSTS", "h1 h2 h1", 1);
     EXPECT_ERROR("-np 3 true",
                  "LSF has given job 471 2 hosts, and no option names one: give -H with "
-                 "slots for each (-H h1:2,h2:1 by LSF's), or -H localhost:3 for this "
-                 "host alone");
+                 "slots for each (-H h1:2,h2:1 by LSF's, without the host that only launches, "
+                 "if there is one), or -H localhost:3 for this host alone");
     EXPECT_ERROR("true", "-H h1:2,h2:1 ");
     ck_assert_int_eq(parse("-np 2 -H localhost:2 true"), 0);
     ck_assert_int_eq(parse("-H h1:1,h2:1 true"), 0);
