@@ -491,12 +491,17 @@ START_TEST(a_full_range_of_ports_is_said_and_a_free_port_in_it_is_found)
     char text[ENGINE_NET_TEXT] = "", expected[256];
     uint16_t first = 0, port = 0;
 
-    listen_side(0, "127.0.0.1", 0);
-    first = sides[0].port;
-    if (first == UINT16_MAX)
-        first--;
-    int status =
-        engine_net_listen(&net, event, "127.0.0.1", first, (uint16_t)(first + 1), &port, text);
+    int status = HVI_ERR_LIMIT;
+    for (int tries = 0; tries < 20 && status == HVI_ERR_LIMIT; tries++) {
+        if (tries > 0) /* somebody else has the other port */
+            close_side(0);
+        listen_side(0, "127.0.0.1", 0);
+        first = sides[0].port;
+        if (first == UINT16_MAX)
+            first--;
+        status =
+            engine_net_listen(&net, event, "127.0.0.1", first, (uint16_t)(first + 1), &port, text);
+    }
     ck_assert_int_eq(status, HVI_OK);
     ck_assert_uint_ne(port, sides[0].port);
     struct engine_net third;

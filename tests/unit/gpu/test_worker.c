@@ -117,6 +117,32 @@ START_TEST(memory_in_pieces_is_answered_at_the_last_one)
 }
 END_TEST
 
+/* The answer comes while the message is read: what was gathered goes with it. */
+START_TEST(memory_of_another_gpu_is_refused_at_once)
+{
+    struct hvi_gpu_msg told = {.kind = HVI_GPU_IMPORT};
+    uint64_t bytes = CHUNK;
+    int fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+
+    link_engine();
+    told.import.import = 7;
+    told.import.memory.kind = HVI_DEVICE_VMM;
+    told.import.memory.address = 4096;
+    told.import.memory.bytes = bytes;
+    told.import.memory.chunks = &bytes;
+    told.import.memory.chunk_count = 1;
+    told.import.pid = getpid();
+    ck_assert(hvi_uuid_parse("GPU-01010101-0101-0101-0101-010101010101", told.import.memory.uuid));
+    for (int i = 0; i < 3; i++) { /* its number is free again */
+        told.import.request = ++worker.requests;
+        hvt_worker_send(worker.engine_fd, &told, &fd, 1);
+        hvt_engine_expect_ack(&worker, told.import.request, HVI_ERR_INVALID);
+        ck_assert_ptr_nonnull(strstr(worker.msg.ack.text, "another GPU"));
+    }
+    close(fd);
+}
+END_TEST
+
 /* GpuImport of one chunk by a fabric handle, of so many bytes, which is none of the driver's. */
 static uint64_t send_fabric(uint32_t import, size_t handle_bytes)
 {
@@ -492,6 +518,7 @@ int main(void)
     tcase_add_test(tcase, memory_in_pieces_is_answered_at_the_last_one);
     tcase_add_loop_test(
         tcase, a_fabric_handle_that_opens_nothing_is_an_answer_and_one_too_short_a_lie, 0, 2);
+    tcase_add_test(tcase, memory_of_another_gpu_is_refused_at_once);
     tcase_add_test(tcase, a_fabric_handle_behind_descriptors_is_refused);
     tcase_add_test(tcase, the_end_of_an_engine_poisons_its_pages);
     tcase_add_test(tcase, the_end_of_a_session_releases_the_workers_streams_alone);
