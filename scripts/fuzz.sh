@@ -19,9 +19,9 @@ build="build-fuzz"
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 
-level=-O1
-[ "$seconds" -ge 60 ] || level=-O0 # compiling would take longer than all the rest
-cmake --preset fuzz -DCMAKE_C_FLAGS="$level" >"$log" || { cat "$log" >&2; exit 1; }
+level=()
+[ "$seconds" -ge 60 ] || level=(-DCMAKE_C_FLAGS=-O0) # as the preset has it, compiling would take longer than all the rest
+cmake --preset fuzz "${level[@]}" >"$log" || { cat "$log" >&2; exit 1; }
 cmake --build "$build" --target fuzzers -j "$(nproc)" >"$log" || { cat "$log" >&2; exit 1; }
 
 targets=("$@")

@@ -24,6 +24,7 @@
  * differ in it when they start their ranks again because another one did. */
 #include "client/attach/identity.h"
 
+#include "base/slurm.h"
 #include "client/error.h"
 #include "proto/wire.h"
 
@@ -118,8 +119,6 @@ static const struct launcher launchers[] = {
 };
 #define LAUNCHERS (sizeof(launchers) / sizeof(launchers[0]))
 
-#define SLURM_STEP_MAX 0xfffffff0UL /* of srun's steps; above: batch, extern, interactive */
-
 /* NULL and "" are both "not set". */
 static const char *variable(const char *name)
 {
@@ -148,16 +147,11 @@ static int read_optional(const char *name, int *number_p)
     return variable(name) ? read_number(name, number_p) : HVD_OK;
 }
 
-static bool is_step_of_ranks(const char *step)
-{
-    return step && strtoul(step, NULL, 10) <= SLURM_STEP_MAX;
-}
-
 static bool launcher_present(const struct launcher *launcher)
 {
     if (!launcher->allocation)
         return variable(launcher->rank) || variable(launcher->size);
-    if (variable(launcher->allocation) && !is_step_of_ranks(variable(launcher->step)))
+    if (variable(launcher->allocation) && !hvi_slurm_is_step_of_ranks(variable(launcher->step)))
         return false;
     return variable(launcher->rank);
 }

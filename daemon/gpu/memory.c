@@ -281,12 +281,12 @@ static const char *text_of(int status)
 static bool begin_import(struct gpu_held *held, const struct hvi_gpu_import *said)
 {
     struct gpu_engine *engine = held->engine;
-    struct gpu_exported exported = held->exported;
     const int status = held->status;
 
     held->state = COMING;
     if (status == HVI_OK) {
-        held->exported = (struct gpu_exported){0}; /* an answer at once may free `held` */
+        struct gpu_exported exported = held->exported; /* an answer at once may free `held` */
+        held->exported = (struct gpu_exported){0};
         if (gpu_import_add(&engine->worker->imports, engine, said, &exported))
             return true;
     }

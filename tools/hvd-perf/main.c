@@ -4,25 +4,25 @@
  * of hvdd what every trainer sees: hvd.h. */
 #include "tools/hvd-perf/perf.h"
 
+#include "base/slurm.h"
+
 #include <errno.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#define RANKS_DEFAULT  2
-#define SLURM_STEP_MAX 0xfffffff0UL /* of srun's steps: client/attach/identity.c */
+#define RANKS_DEFAULT 2
 
 /* True inside a launcher that the library understands. */
 static bool is_rank(void)
 {
     static const char *const names[] = {"HVD_RANK", "HOROVOD_RANK", "RANK", "OMPI_COMM_WORLD_RANK",
                                         "PMI_RANK"};
-    const char *step = getenv("SLURM_STEP_ID");
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
         if (getenv(names[i]) != NULL)
             return true;
-    return step != NULL && strtoul(step, NULL, 10) <= SLURM_STEP_MAX;
+    return hvi_slurm_is_step_of_ranks(getenv("SLURM_STEP_ID"));
 }
 
 /* hvdrun beside this program, else the one in PATH. */
@@ -45,16 +45,16 @@ static int become_hvdrun(const struct perf_options *options, int argc, char **ar
     char address[] = "--address";
     char hosts[] = "-H";
     char here[32];
+    const int count = options->ranks > 0 ? options->ranks : RANKS_DEFAULT;
     int used = 0;
     const ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
     char **list = calloc((size_t)argc + 10, sizeof *list);
     if (list == NULL || length < 0)
         return 1;
     self[length] = '\0';
-    snprintf(here, sizeof here, "localhost:%d",
-             options->ranks > 0 ? options->ranks : RANKS_DEFAULT);
+    snprintf(here, sizeof here, "localhost:%d", count);
     find_hvdrun(self, hvdrun, sizeof hvdrun);
-    snprintf(ranks, sizeof ranks, "%d", options->ranks > 0 ? options->ranks : RANKS_DEFAULT);
+    snprintf(ranks, sizeof ranks, "%d", count);
     list[used++] = hvdrun;
     list[used++] = np;
     list[used++] = ranks;

@@ -574,8 +574,8 @@ HVD_API int hvd_op_culprit(const struct hvd_op *op);
  * begins when the op is over; the call waits for nothing. That is no success: a stream goes on also
  * after a failure, with undefined outputs, and hvd_test or hvd_wait tells. It goes on too when the engine or
  * the GPU's worker dies; when hvdd is dead as well, with a call of this session, or a later one, 10 s
- * after that: a thread that waits for its stream alone then waits for ever. Such a call counts from later on where hvd_close has
- * returned HVD_ERR_TIMEOUT: from when hvdd would have killed the engine.
+ * after that: a thread that waits for its stream alone then waits for ever. Where hvd_close has returned HVD_ERR_TIMEOUT,
+ * these 10 s begin when hvdd would have killed the engine.
  * HVD_ERR_UNSUPPORTED for an op of memory of the host (call hvd_wait) and while the stream is captured
  * into a graph; HVD_ERR_INVALID for NULL (CU_STREAM_LEGACY and CU_STREAM_PER_THREAD name the default ones) and for a stream of
  * another device. */

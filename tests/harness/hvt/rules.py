@@ -29,10 +29,10 @@ _stderr = -1  # where pytest's own errors go, also while it captures a test's
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declares the mark."""
+    """Declares the mark; takes SIGINT back where a shell has it ignored."""
     global _stderr  # pylint: disable=global-statement
     _stderr = os.dup(sys.__stderr__.fileno())
-    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # of a shell's background job: programs under test would inherit it
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a background job: programs under test would inherit it
         signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", f"limit(seconds): may take longer than {LIMIT_S} s")
 
