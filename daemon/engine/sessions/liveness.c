@@ -93,10 +93,14 @@ static bool is_final(struct hvi_fate fate)
     return fate.kind == HVI_FATE_EXITED || fate.kind == HVI_FATE_SIGNALED;
 }
 
+/* Once more at least, however long the kernel keeps this process waiting. */
 static bool ask_later(struct engine_session *session)
 {
-    return hvi_clock_ns() - session->dying_ns < ENGINE_FATE_NS &&
-           engine_event_after(session->sessions->event, &session->fate_source, FATE_STEP_NS / 1000,
+    if (session->dying_ns == 0)
+        session->dying_ns = hvi_clock_ns();
+    else if (hvi_clock_ns() - session->dying_ns >= ENGINE_FATE_NS)
+        return false;
+    return engine_event_after(session->sessions->event, &session->fate_source, FATE_STEP_NS / 1000,
                               1, on_ask, session) >= 0;
 }
 

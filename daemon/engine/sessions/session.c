@@ -592,7 +592,6 @@ void engine_session_dying(struct engine_session *session)
     if (!engine_session_is_open(session))
         return;
     set_state(sessions, session->seat, ENGINE_RANK_DYING, "its socket or process has gone");
-    session->dying_ns = hvi_clock_ns();
     engine_liveness_ask(session);
 }
 

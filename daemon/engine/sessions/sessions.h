@@ -135,7 +135,7 @@ struct engine_session {
     uint64_t detach_request;
     int end_status; /* closing: of the Notice that the rank gets; HVI_OK: none */
     struct sd_event_source *socket_source, *pid_source, *fate_source, *closing_source;
-    uint64_t dying_ns;
+    uint64_t dying_ns; /* since it was first asked how it ended */
     struct hvi_channel channel;
     bool bell_due; /* in .bells */
     /* Broke the protocol where it could not be ended on the spot: the loop does that. */
