@@ -284,6 +284,7 @@ def _bars() -> list[Bar]:
     bars += [Bar("python-hooks-np2", "python", "times-peer", 5, ("torch-ddp",)),
              Bar("python-hooks-np2", "python", "times-peer", 7, ("horovod",)),
              Bar("python-hooks-np4", "python", "times-peer", 8, ("torch-ddp",)),
+             *(Bar(f"python-hooks-np{np}", "python-fresh", "times-peer", None, ("torch-ddp",)) for np in (2, 4)),  # both copy
              Bar("python-step-np2", "python", "times-peer", 1.5, ("torch-ddp",)),
              Bar("python-step-np2", "python-2.0.1", "times-peer", 2, ("horovod",)),
              Bar("python-allreduce-4B-np2", "python", "at-most-us", 15),

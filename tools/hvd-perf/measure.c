@@ -21,7 +21,7 @@
 
 #define LOOK_NS          (50 * (int64_t)HVI_NS_MS)
 #define ITERATIONS_LEAST 5
-#define ITERATIONS_MOST  20000
+#define ITERATIONS_MOST  200000
 
 struct bench {
     struct hvd_session *session;

@@ -82,7 +82,7 @@ static const struct row rows[] = {
     {'m', "memory", "M", "shared (hvd_alloc, default), malloc, registered or adopted"},
     {'w', "warmup", "N", "unmeasured iterations per size (5)"},
     {'i', "iterations", "N",
-     "measured iterations per size (as many as fit in --seconds, at least 5)"},
+     "measured iterations per size (as many as fit in --seconds, 5 to 200,000)"},
     {'S', "seconds", "S", "how long to measure one size (1)"},
     {'G', "sizes", "FILE", "gradients: elements of each tensor, one per line"},
     {'c', "check", NULL, "check the results; errors give exit status 1"},
