@@ -1,4 +1,5 @@
 # Functions that keep each folder's CMakeLists.txt a plain list.
+include(CheckLinkerFlag)
 
 # Every outside part, found once. Debian names: scripts/deps.sh.
 macro(hvd_find_packages)
@@ -31,6 +32,10 @@ function(hvd_global_flags)
   if(HVD_SANITIZE)
     add_compile_options(-fsanitize=${HVD_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
     add_link_options(-fsanitize=${HVD_SANITIZE})
+    check_linker_flag(C -fuse-ld=gold HVD_HAS_GOLD) # links in a third of the time
+    if(HVD_HAS_GOLD)
+      add_link_options(-fuse-ld=gold)
+    endif()
     add_compile_definitions(HVD_SANITIZE="${HVD_SANITIZE}")
   else()
     add_compile_options($<$<CONFIG:Release,RelWithDebInfo>:-D_FORTIFY_SOURCE=2>
@@ -113,7 +118,11 @@ function(hvd_check_test name)
   set(target test_${A_LABEL}_${name})
   add_executable(${target} ${A_UNPARSED_ARGUMENTS})
   target_link_libraries(${target} PRIVATE ${A_LINK} PkgConfig::CHECK Threads::Threads)
-  target_compile_options(${target} PRIVATE $<$<CONFIG:RelWithDebInfo>:-O1 -g1>) # compiled in half the time
+  if(HVD_SANITIZE) # either compiles in half the time
+    target_compile_options(${target} PRIVATE -O0)
+  else()
+    target_compile_options(${target} PRIVATE $<$<CONFIG:RelWithDebInfo>:-O1 -g1>)
+  endif()
   set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   add_test(NAME ${A_LABEL}.${name} COMMAND ${target})
   set_tests_properties(${A_LABEL}.${name} PROPERTIES LABELS ${A_LABEL} TIMEOUT ${A_TIMEOUT}

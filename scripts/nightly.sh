@@ -8,10 +8,11 @@
 #
 # o3          gcc at -O3, as packagers build: there gcc warns of more
 # arm         built for aarch64; unit tests under an emulator
+# clang       unit, contract and property at clang's -O2, which .ci/run has with ThreadSanitizer only
 # tensorflow  hvd.tensorflow and hvd.keras on TensorFlow 2.15, and with Keras 2, optimizers of TensorFlow 1 and other numbers of ranks
 #             on the newest; its examples
 # asan        the tests that .ci/run leaves out of its steps asan and tsan because they take minutes there (tests/skips.txt: ci-asan,
-# tsan        ci-tsan)
+# tsan        ci-tsan); tsan with gcc, where .ci/run has clang
 # slow        what takes minutes: other numbers of ranks and long scripts on PyTorch, integration.bench and .regress,
 #             property.selftest
 # huge        tensors of more than 4 GiB
@@ -32,7 +33,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-all=(o3 arm tensorflow asan tsan slow huge launchers nodes gpus ucx coverage debian13 booted containers service fuzz soak)
+all=(o3 arm clang tensorflow asan tsan slow huge launchers nodes gpus ucx coverage debian13 booted containers service fuzz soak)
 folder=$PWD/build-nightly
 budget_s=6000
 rows=()
@@ -62,6 +63,8 @@ step_tensorflow() { scripts/test.sh tensorflow -C Nightly -R 'tf215|tf_keras|tf2
 left_out() { sed -n "s/^\([a-z_.]*\) *$1 *minutes there.*/\1/p" tests/skips.txt | paste -sd '|'; }
 step_asan() { scripts/test.sh asan -R "^($(left_out ci-asan))\$"; }
 step_tsan() { scripts/test.sh tsan -R "^($(left_out ci-tsan))\$"; }
+# What differs between compilers is seen from inside, and end to end by random programs.
+step_clang() { CC=clang scripts/test.sh release --only unit,contract,property; }
 step_slow() { scripts/test.sh release -C Nightly -R 'python.(environment|.*.nightly)|integration.(bench|regress)|property.selftest'; }
 step_huge() {
     build_release

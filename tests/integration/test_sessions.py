@@ -167,10 +167,11 @@ def test_memory_that_an_op_uses_is_busy_and_is_given_back_with_the_session(daemo
 def test_memory_that_stays_is_not_written_to_after_the_session(daemon, stopped):
     """Under ops that take some time the session is over, and what hvd_mem_alloc gave is used for something else."""
     daemon.allow("rank-left", "job-stopped")
-    elements = (1 if "thread" in sanitized() else 16) << 20  # which ThreadSanitizer does in the same time
-    more = {"dtype": "float32", "dims": [elements], "memory": "lasting", "reduce_op": "sum"}
+    elements = (1 if "thread" in sanitized() else 16) << 20  # which ThreadSanitizer does in about the same time
     interrupted = turn = 0
-    while turn < 3 or (stopped and not interrupted and turn < 10):
+    while turn < 3 or (stopped and not interrupted and turn < 6):
+        elements <<= turn >= 3  # the stop has come too late
+        more = {"dtype": "float32", "dims": [elements], "memory": "lasting", "reduce_op": "sum"}
         ranks = [daemon.rank() for _ in range(2)]
         open_job(ranks, f"stays{turn}")
         for number in range(3):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each header compiles alone, twice in a row (its guard works), under gcc and clang without a warning; hvd.h and hvd_admin.h also as
-strict C11 and as C++11."""
+"""Each header compiles alone, twice in a row (its guard works), without a warning: under gcc, or clang where there is no gcc. hvd.h and
+hvd_admin.h compile under both, also as strict C11 and as C++11."""
 import concurrent.futures
 import os
 import re
@@ -27,7 +27,9 @@ def _commands(path):
     """(label, command) of each way this header must compile."""
     plain = ["-std=gnu17", "-D_GNU_SOURCE", '-DHVD_VERSION_TEXT="0"', "-Wno-unused-function"]
     ways = [("gcc", ["gcc", "-x", "c"] + plain), ("clang", ["clang", "-x", "c"] + plain)]
-    if path.startswith(PUBLIC):
+    if not path.startswith(PUBLIC):
+        ways = [way for way in ways if shutil.which(way[0])][:1]
+    else:
         ways += [("gcc -std=c11", ["gcc", "-x", "c", "-std=c11", "-pedantic-errors"]),
                  ("clang -std=c11", ["clang", "-x", "c", "-std=c11", "-pedantic-errors"]),
                  ("g++", ["g++", "-x", "c++", "-std=c++11", "-pedantic-errors"]),
