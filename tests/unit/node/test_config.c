@@ -175,23 +175,68 @@ START_TEST(a_file_has_comments_sections_and_either_dash_or_underscore)
 }
 END_TEST
 
+START_TEST(an_indented_line_is_an_option_of_its_own)
+{
+    struct node_config config;
+
+    ck_assert_msg(parse(&config, "[hvdd]\n interface = eth0\n threads = 8\n\tmesh-key=/k\r\n") ==
+                      HVI_OK,
+                  "%s", text);
+    ck_assert_str_eq(config.interface, "eth0");
+    ck_assert_int_eq(config.threads, 8);
+    ck_assert_str_eq(config.mesh_key, "/k");
+    ck_assert_int_eq(parse(&config, "interface = eth0\n eth1\n"), HVI_ERR_INVALID);
+    ck_assert_ptr_nonnull(strstr(text, "test.conf:2: neither"));
+}
+END_TEST
+
+START_TEST(a_comment_begins_at_a_semicolon_after_a_blank)
+{
+    struct node_config config;
+
+    ck_assert_int_eq(parse(&config, "engine = /a;b\t; c ; d\ngate = ;x\n [hvdd] ; e\n  # f\n"),
+                     HVI_OK);
+    ck_assert_str_eq(config.engine, "/a;b");
+    ck_assert_str_eq(config.gate, "");
+    ck_assert_int_eq(parse(&config, "max-jobs ;= 3\n"), HVI_ERR_INVALID);
+    ck_assert_ptr_nonnull(strstr(text, "neither"));
+}
+END_TEST
+
+START_TEST(the_seeds_of_a_mesh_may_have_long_names)
+{
+    static const char seeds[] = "ip-10-20-30-40.eu-central-1.compute.internal:9600, "
+                                "ip-10-20-30-41.eu-central-1.compute.internal:9600, "
+                                "ip-10-20-30-42.eu-central-1.compute.internal:9600, "
+                                "ip-10-20-30-43.eu-central-1.compute.internal:9600";
+    char contents[300];
+    struct node_config config;
+
+    snprintf(contents, sizeof(contents), "[hvdd]\nmesh-seeds = %s\n", seeds);
+    ck_assert_msg(parse(&config, contents) == HVI_OK, "%s", text);
+    ck_assert_str_eq(config.mesh_seeds, seeds);
+}
+END_TEST
+
 START_TEST(a_bad_line_is_named_by_file_line_name_value_and_range)
 {
     struct node_config config;
-    char longer[400];
+    char longer[1100];
 
     ck_assert_int_eq(parse(&config, "[hvdd]\nmax-jobs = 0\n"), HVI_ERR_INVALID);
     ck_assert_str_eq(text, "test.conf:2: max-jobs: \"0\" is not a number between 1 and 65536");
     ck_assert_int_eq(parse(&config, "\n\nno-such = 1\n"), HVI_ERR_INVALID);
     ck_assert_ptr_nonnull(strstr(text, "test.conf:3: \"no-such\" is no option"));
     ck_assert_int_eq(parse(&config, "[other]\nmax-jobs = 1\n"), HVI_ERR_INVALID);
-    ck_assert_ptr_nonnull(strstr(text, "section [other]"));
+    ck_assert_str_eq(text, "test.conf:1: section [other] is not known; options stand in [hvdd]");
+    ck_assert_int_eq(parse(&config, "[hvdd\nmax-jobs = 1\n"), HVI_ERR_INVALID);
+    ck_assert_ptr_nonnull(strstr(text, "section [hvdd] is not known"));
     ck_assert_int_eq(parse(&config, "max-jobs\n"), HVI_ERR_INVALID);
     ck_assert_ptr_nonnull(strstr(text, "test.conf:1: neither"));
     ck_assert_int_eq(parse(&config, "ready-fd = 3\n"), HVI_ERR_INVALID);
     ck_assert_ptr_nonnull(strstr(text, "command line only"));
     memset(longer, 'x', sizeof(longer));
-    memcpy(longer, "engine = /", 10);
+    longer[0] = '#';
     longer[sizeof(longer) - 1] = '\0';
     ck_assert_int_eq(parse(&config, longer), HVI_ERR_INVALID);
     ck_assert_ptr_nonnull(strstr(text, "too long"));
@@ -296,6 +341,7 @@ START_TEST(what_is_printed_can_be_read_back)
     config.drain_timeout = 1500 * (int64_t)HVI_NS_MS;
     config.region_limit = 3ll << 30;
     strcpy(config.runtime_dir, "/run/other");
+    memset(config.mesh_seeds, 'x', sizeof(config.mesh_seeds) - 1);
     node_config_print(&config, out);
     fclose(out);
     node_config_defaults(&again);
@@ -401,6 +447,9 @@ int main(void)
     tcase_add_test(tcase, sizes_take_units_as_powers_of_1024);
     tcase_add_test(tcase, switches_levels_and_modes_take_their_words_alone);
     tcase_add_test(tcase, a_file_has_comments_sections_and_either_dash_or_underscore);
+    tcase_add_test(tcase, an_indented_line_is_an_option_of_its_own);
+    tcase_add_test(tcase, a_comment_begins_at_a_semicolon_after_a_blank);
+    tcase_add_test(tcase, the_seeds_of_a_mesh_may_have_long_names);
     tcase_add_test(tcase, a_bad_line_is_named_by_file_line_name_value_and_range);
     tcase_add_test(tcase, the_command_line_wins_over_the_file_and_the_file_over_defaults);
     tcase_add_test(tcase, a_missing_named_file_is_an_error_and_a_failed_load_changes_nothing);
