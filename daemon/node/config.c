@@ -317,15 +317,33 @@ static void reading_fail(struct reading *reading, const char *sentence)
              sentence);
 }
 
-/* A private hvdd has the mesh of whoever starts it, or none. */
-static bool is_services_mesh(const struct node_config_row *row)
-{
-    static const char *const names[] = {"mesh-seeds", "mesh-listen", "mesh-join", "mesh-key"};
+/* Where the service is, its programs, its part in a mesh and how long it lives. A private hvdd has these of its
+ * user's command line and environment, or the defaults. Limits and timeouts of the machine hold for all. */
+static const char *const services_own[] = {
+    "runtime-dir",   "private",          "engine",      "gate",       "gpu-program",
+    "gpu-kernels",   "engine-socket",    "gate-socket", "gpu-socket", "admin-mode",
+    "idle-exit",     "mesh-seeds",       "mesh-listen", "mesh-join",  "mesh-key",
+    "rendezvous",    "port-range",       "interface",   "net-lanes",  "net-transport",
+    "start-timeout", "trusted-networks",
+};
 
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
-        if (strcmp(row->name, names[i]) == 0)
+static bool is_services_own(const struct node_config_row *row)
+{
+    for (size_t i = 0; i < sizeof(services_own) / sizeof(services_own[0]); i++)
+        if (strcmp(row->name, services_own[i]) == 0)
             return true;
     return false;
+}
+
+/* Whether a private hvdd leaves it out of the service's file. Encryption holds for all, but for a user who says
+ * otherwise. */
+static bool is_left_out(const struct node_config_row *row)
+{
+    const char *encrypt = getenv("HVD_ENCRYPT");
+
+    if (strcmp(row->name, "encrypt") == 0)
+        return encrypt != NULL && encrypt[0] != '\0';
+    return is_services_own(row);
 }
 
 static void set_from_file(struct reading *reading, const char *name, const char *value)
@@ -342,7 +360,7 @@ static void set_from_file(struct reading *reading, const char *name, const char 
     } else if (row->apply == NODE_APPLY_COMMAND) {
         snprintf(sentence, sizeof(sentence), "%s works on the command line only", row->name);
         reading_fail(reading, sentence);
-    } else if (reading->private_mode && is_services_mesh(row)) {
+    } else if (reading->private_mode && is_left_out(row)) {
         return;
     } else if (node_config_set(reading->config, row, value, sentence, sizeof(sentence)) != HVI_OK) {
         reading_fail(reading, sentence);
@@ -562,7 +580,8 @@ void node_config_print_man(FILE *out)
         print_escaped(range, out);
         if (row->standard[0] != '\0' && row->apply != NODE_APPLY_COMMAND)
             fprintf(out, "; default %s", row->standard);
-        fprintf(out, ". %s\n\n", applies[row->apply]);
+        fprintf(out, ". %s%s\n\n", applies[row->apply],
+                is_services_own(row) ? " A private hvdd leaves it out of the service's file." : "");
     }
 }
 
