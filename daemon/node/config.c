@@ -573,7 +573,10 @@ void node_config_print_man(FILE *out)
 
     for (size_t i = 0; i < node_config_row_count; i++) {
         const struct node_config_row *row = &node_config_rows[i];
-        fprintf(out, "*--%s* _%s_\n\t", row->name, row->argument);
+        if (row->type == NODE_TYPE_SWITCH)
+            fprintf(out, "*--%s*[=_%s_]\n\t", row->name, row->argument);
+        else
+            fprintf(out, "*--%s* _%s_\n\t", row->name, row->argument);
         print_escaped(row->help, out);
         describe_range(row, range, sizeof(range));
         fprintf(out, ". Takes ");

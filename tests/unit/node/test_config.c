@@ -404,9 +404,12 @@ START_TEST(the_man_page_has_every_row)
     node_config_print_man(out);
     fclose(out);
     for (size_t i = 0; i < node_config_row_count; i++) {
-        snprintf(needle, sizeof(needle), "*--%s* ", node_config_rows[i].name);
+        const bool is_switch = node_config_rows[i].type == NODE_TYPE_SWITCH;
+        snprintf(needle, sizeof(needle), is_switch ? "*--%s*[=_" : "*--%s* _",
+                 node_config_rows[i].name);
         ck_assert_msg(strstr(printed, needle) != NULL, "%s", needle);
     }
+    ck_assert_ptr_nonnull(strstr(printed, "*--private*[=_yes|no|auto_]\n"));
     ck_assert_ptr_nonnull(strstr(printed, "A private hvdd leaves it out of the service's file."));
     free(printed);
 }
