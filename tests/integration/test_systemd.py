@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hvt.build import scaled
+from hvt.build import SOURCE, scaled
 from hvt.ctl import Ctl
 from hvt.daemon import SERVICE, as_service, clean_environment, service_programs
 from hvt.install import Installation, run
@@ -168,6 +168,35 @@ def test_user_and_directory_are_made(installed, tmp_path):
     run(need("systemd-tmpfiles"), "--create", f"--root={tmp_path}", str(installed.prefix / "lib/tmpfiles.d/hvdd.conf"))
     made = (tmp_path / "run/hvdd").stat()
     assert (made.st_mode & 0o7777, str(made.st_uid)) == (0o755, passwd["hvdd"].split(":")[1])
+
+
+# What the commands of the man page meet: a user hvdd, and a /run that only root may write to.
+BARE = """set -e
+mount -t tmpfs -o mode=755 tmpfs /run
+mount --bind "$1" /etc/passwd
+mount --bind "$2" /etc/group
+"""
+
+
+def test_hvdd_starts_by_the_commands_of_the_man_page_without_systemd(tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("only root can be two users")
+    page = (SOURCE / "docs/man/hvdd.8.scd").read_text(encoding="utf-8")
+    commands = re.findall(r"^\t(.+)$", page.split("\nWithout systemd, as root:\n")[1].split("\nThere hvdd")[0], re.MULTILINE)
+    for name, row in (("passwd", f"hvdd:x:{SERVICE}:{SERVICE}::/:/bin/sh\n"), ("group", f"hvdd:x:{SERVICE}:\n")):
+        (tmp_path / name).write_text(pathlib.Path("/etc", name).read_text(encoding="utf-8") + row, encoding="utf-8")
+    hvdd, engine, environment = service_programs(clean_environment())
+    environment["PATH"] = f"{pathlib.Path(hvdd).parent}:{environment['PATH']}"
+    script = BARE + "\n".join(commands) + f" --engine={engine} --ready-fd=1\n:"  # the shell stays, and ends all with itself
+    words = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen([*words, "sh", "-c", script, "sh", str(tmp_path / "passwd"), str(tmp_path / "group")],
+                                   env=environment, stdout=subprocess.PIPE, stderr=log)
+    try:
+        assert process.stdout.readline() == b"ready\n", (tmp_path / "log").read_text(encoding="utf-8")
+    finally:
+        process.kill()
+        process.communicate(timeout=scaled(10))
 
 
 # ---- socket activation ----------------------------------------------------------------------------------------------
