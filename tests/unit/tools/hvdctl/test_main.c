@@ -179,6 +179,28 @@ START_TEST(nodes_take_two_questions)
 }
 END_TEST
 
+static const struct {
+    const char *nodes, *jobs, *note;
+} node_notes[] = {{"", "silent", "silent"}, {"cut", "", "cut"}, {"cut", "silent", "cut; silent"}};
+
+START_TEST(what_either_answer_of_nodes_says_is_in_the_document)
+{
+    struct hvt_line lines[] = {
+        {.kind = HVI_ADMIN_NODES, .reply = {.rows_left_out = 1}},
+        {.kind = HVI_ADMIN_JOBS, .reply = {.rows_left_out = 2}},
+    };
+    strcpy(lines[0].reply.text, node_notes[_i].nodes);
+    strcpy(lines[1].reply.text, node_notes[_i].jobs);
+    HVT_RUN(lines, "nodes --json");
+    hvt_expect_end(0, "");
+    cJSON *document = hvt_document();
+    ck_assert_str_eq(cJSON_GetStringValue(cJSON_GetObjectItem(document, "note")),
+                     node_notes[_i].note);
+    ck_assert_int_eq((int)cJSON_GetNumberValue(cJSON_GetObjectItem(document, "rows_left_out")), 3);
+    cJSON_Delete(document);
+}
+END_TEST
+
 START_TEST(gpus_are_asked_for)
 {
     struct hvi_gpu_row row = {.uuid = "GPU-1", .name = "Fake", .job = "x", .state = "idle"};
@@ -468,6 +490,7 @@ int main(void)
     tcase_add_test(tests, jobs_ranks_and_stalls_have_two_forms);
     tcase_add_test(tests, stalls_are_asked_for_with_an_age_and_without_a_job);
     tcase_add_test(tests, nodes_take_two_questions);
+    tcase_add_loop_test(tests, what_either_answer_of_nodes_says_is_in_the_document, 0, 3);
     tcase_add_test(tests, gpus_are_asked_for);
     tcase_add_test(tests, limits_take_two_questions);
     tcase_add_test(tests, nvml_is_asked_for_what_a_worker_does_not_know);
