@@ -441,6 +441,7 @@ void ctl_json_key(const struct ctl *ctl, const char *key)
     print(ctl, document);
 }
 
+/* In one line: of events each line is a document. */
 void ctl_json_error(const struct ctl *ctl, int status, const char *text)
 {
     cJSON *document = cJSON_CreateObject();
@@ -448,7 +449,7 @@ void ctl_json_error(const struct ctl *ctl, int status, const char *text)
     add_i64(object, "status", status);
     cJSON_AddStringToObject(object, "name", hvi_status_name(status));
     cJSON_AddStringToObject(object, "text", text);
-    print(ctl, document);
+    print_line(ctl, document);
 }
 
 void ctl_json_version(const struct ctl *ctl, const char *daemon_version)

@@ -43,6 +43,9 @@ static const struct {
     {"status --loud", "unrecognized option '--loud'"},
     {"trace x --rank 1048576", "--rank takes a number from 0 to 1048575"},
     {"status --timeout", "option '--timeout' requires an argument"},
+    {"-x status", "unrecognized option '-x'"},
+    {"status --json=yes", "unrecognized option '--json=yes'"},
+    {"--timeout x status --interval y", "--timeout takes a number of seconds, not 'x'"},
     {"ranks ../x", "'../x' is no job id: 1 to 127 letters, digits or any of . _ : @ -"},
     {"stalls a/b", "'a/b' is no job id"},
     {"job stop \033[2J", "'\\x1b[2J' is no job id"},
@@ -56,6 +59,25 @@ START_TEST(wrong_words_are_told_and_end_with_2)
         hvt_expect_error(HVI_ERR_INVALID);
     else
         ck_assert_str_eq(hvt_out, "");
+}
+END_TEST
+
+/* Of a complaint about an option, too, whether it stands before --json or after it. */
+START_TEST(wrong_words_are_a_document_of_one_line)
+{
+    char words[128];
+    for (int first = 0; first < 2; first++) {
+        if (first == 0 && strcmp(wrong[_i].words, "status --timeout") == 0)
+            continue; /* there --json would be the argument */
+        snprintf(words, sizeof words, first ? "--json %s" : "%s --json", wrong[_i].words);
+        hvt_run(words);
+        hvt_expect_end(2, wrong[_i].complaint);
+        cJSON *document = hvt_document();
+        const cJSON *error = cJSON_GetObjectItem(document, "error");
+        ck_assert_ptr_nonnull(cJSON_GetStringValue(cJSON_GetObjectItem(error, "text")));
+        ck_assert_str_eq(strchr(hvt_out, '\n'), "\n");
+        cJSON_Delete(document);
+    }
 }
 END_TEST
 
@@ -482,6 +504,8 @@ int main(void)
     Suite *suite = suite_create("tools/hvdctl/main");
     TCase *tests = tcase_create("main");
     tcase_add_checked_fixture(tests, hvt_program_setup, hvt_program_teardown);
+    tcase_add_loop_test(tests, wrong_words_are_a_document_of_one_line, 0,
+                        sizeof wrong / sizeof wrong[0]);
     tcase_add_loop_test(tests, wrong_words_are_told_and_end_with_2, 0,
                         sizeof wrong / sizeof wrong[0]);
     tcase_add_loop_test(tests, help_names_every_command_and_option, 0, 4);
