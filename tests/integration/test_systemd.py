@@ -26,6 +26,7 @@ EXPOSURE_MAX = {"hvdd.service": 10, "hvdd-engine@.service": 16, "hvdd-gate@.serv
                 "hvdd-gpu@.service": 19}  # of 100, by systemd-analyze security
 AS_USERS_MAX = {"hvdd.service": 10, "hvdd-engine@.service": 21}  # with the drop-ins of engines-as-users
 SOCKETS = ("hvdd.socket", "hvdd-admin.socket", "hvdd-engine.socket", "hvdd-gate.socket", "hvdd-gpu.socket")
+PARTS = "hvdd-parts.target"
 
 
 def need(tool: str) -> str:
@@ -57,7 +58,7 @@ def folder() -> Iterator[pathlib.Path]:
 
 
 def units(installed: Installation) -> list[str]:
-    return [str(installed.prefix / "lib/systemd/system" / name) for name in (*EXPOSURE_MAX, *SOCKETS)]
+    return [str(installed.prefix / "lib/systemd/system" / name) for name in (*EXPOSURE_MAX, *SOCKETS, PARTS)]
 
 
 def settings_of(unit: str) -> dict[str, str]:
@@ -84,6 +85,14 @@ def test_systemd_does_find_a_wrong_unit(installed, tmp_path):
     done = subprocess.run([need("systemd-analyze"), "verify", "--man=no", str(wrong), *units(installed)[1:]],
                           capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode != 0 or "no-such-program" in done.stderr
+
+
+def test_what_hvdd_needs_while_it_drains_is_not_ordered_by_its_own_stop(installed):
+    """systemd starts no unit that is ordered before one that is being stopped. Through a target that is not stopped, it does."""
+    own, *parts = units(installed)[:len(EXPOSURE_MAX)]
+    assert PARTS in settings_of(own)["After"].split() and PARTS in settings_of(own)["Wants"].split()
+    for part in parts:
+        assert values_of(part, "Before") == [PARTS], part
 
 
 @pytest.mark.parametrize("name", EXPOSURE_MAX)
@@ -135,7 +144,7 @@ def test_a_crash_or_a_restart_of_the_service_ends_no_engine(installed):
     """Nothing binds an engine to hvdd.service, and what stops both stops hvdd first: it drains."""
     for unit in (settings_of(units(installed)[1]), settings_of(units(installed)[3])):
         assert not {"Requires", "BindsTo", "PartOf", "Requisite", "StopPropagatedFrom"} & set(unit)
-        assert unit["Before"] == "hvdd.service"
+        assert unit["Before"] == PARTS
 
 
 def test_engines_survive_a_restart_of_the_service(installed):
