@@ -14,6 +14,7 @@ cd "$(dirname "$0")/.."
 
 place=$PWD/build-booted
 root=$place/root
+# libinih1 is for the older build.
 packages=systemd,procps,libzmq5,libprotobuf-c1,libsodium23,libssl3,libinih1,libyaml-0-2,libcjson1,libhwloc15
 isolated=(unshare --mount --pid --uts --ipc --fork --kill-child --mount-proc --propagation private)
 

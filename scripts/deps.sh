@@ -16,7 +16,7 @@ set -euo pipefail
 
 build_packages='gcc libc6-dev cmake ninja-build pkg-config|pkgconf
 libzmq3-dev libprotobuf-c-dev protobuf-c-compiler libsystemd-dev libsodium-dev libssl-dev
-uthash-dev libcjson-dev libinih-dev libyaml-dev libhwloc-dev scdoc'
+uthash-dev libcjson-dev libyaml-dev libhwloc-dev scdoc'
 
 test_packages='check libucx-dev libsubunit-dev python3 python3-pytest python3-venv openmpi-bin slurm-wlm munge g++ make
 clang libclang-rt-dev|libclang-rt-14-dev|libclang-common-14-dev clang-format-14|clang-format
@@ -26,7 +26,8 @@ nodes_packages='iproute2 nftables openssh-client openssh-server'
 
 arm_packages='gcc-aarch64-linux-gnu qemu-user'
 
-nightly_packages='gcovr debootstrap'
+# libinih-dev: the older build of scripts/booted.sh
+nightly_packages='gcovr debootstrap libinih-dev'
 
 packages_for() {
     case $1 in

@@ -1,20 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Options from config.def. The file is read whole (it is small) and given to inih line by line from
- * memory, so that the same code can be fuzzed, and a line longer than inih's buffer is an error
- * instead of being cut in two. */
+ * Options from config.def. The file is read whole (it is small) and taken line by line from
+ * memory, so that the same code can be fuzzed. inih has no room for four names of hosts in a line, and takes an
+ * indented line for more of the value above it. */
 #include "daemon/node/config.h"
 
 #include "base/limits.h"
 #include "base/status.h"
 #include "daemon/node/rundir.h"
 
+#include <ctype.h>
 #include <errno.h>
-#include <ini.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #define FILE_BYTES_MAX (64u * 1024u)
+#define LINE_BYTES_MAX 1024u
 
 const struct node_config_row node_config_rows[] = {
 #define NODE_OPTION(member, name_, type_, standard_, apply_, smallest_, largest_, argument_,       \
@@ -301,7 +302,7 @@ void node_config_copy(const struct node_config_row *row, const struct node_confi
 
 struct reading {
     struct node_config *config;
-    const char *file, *at, *end;
+    const char *file;
     unsigned line;
     bool private_mode; /* of the service's file */
     bool failed;
@@ -311,77 +312,115 @@ struct reading {
 
 static void reading_fail(struct reading *reading, const char *sentence)
 {
-    if (reading->failed)
-        return;
     reading->failed = true;
     snprintf(reading->text_p, reading->text_size, "%s:%u: %s", reading->file, reading->line,
              sentence);
 }
 
-/* fgets(3) over memory; inih calls it once per line. */
-static char *read_line(char *buffer, int size, void *stream)
+/* Where the service is, its programs, its part in a mesh and how long it lives. A private hvdd has these of its
+ * user's command line and environment, or the defaults. Limits and timeouts of the machine hold for all. */
+static const char *const services_own[] = {
+    "runtime-dir",   "private",          "engine",      "gate",       "gpu-program",
+    "gpu-kernels",   "engine-socket",    "gate-socket", "gpu-socket", "admin-mode",
+    "idle-exit",     "mesh-seeds",       "mesh-listen", "mesh-join",  "mesh-key",
+    "rendezvous",    "port-range",       "interface",   "net-lanes",  "net-transport",
+    "start-timeout", "trusted-networks",
+};
+
+static bool is_services_own(const struct node_config_row *row)
 {
-    struct reading *reading = stream;
-    size_t left = (size_t)(reading->end - reading->at), length;
-    const char *newline;
-
-    if (reading->failed || left == 0)
-        return NULL;
-    reading->line++;
-    newline = memchr(reading->at, '\n', left);
-    length = newline == NULL ? left : (size_t)(newline - reading->at) + 1;
-    if (length >= (size_t)size) {
-        reading_fail(reading, "the line is too long");
-        return NULL;
-    }
-    if (memchr(reading->at, '\0', length) != NULL) {
-        reading_fail(reading, "the line has a NUL byte");
-        return NULL;
-    }
-    memcpy(buffer, reading->at, length);
-    buffer[length] = '\0';
-    reading->at += length;
-    return buffer;
-}
-
-/* A private hvdd has the mesh of whoever starts it, or none. */
-static bool is_services_mesh(const struct node_config_row *row)
-{
-    static const char *const names[] = {"mesh-seeds", "mesh-listen", "mesh-join", "mesh-key"};
-
-    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
-        if (strcmp(row->name, names[i]) == 0)
+    for (size_t i = 0; i < sizeof(services_own) / sizeof(services_own[0]); i++)
+        if (strcmp(row->name, services_own[i]) == 0)
             return true;
     return false;
 }
 
-static int set_from_file(void *user, const char *section, const char *name, const char *value)
+/* Whether a private hvdd leaves it out of the service's file. Encryption holds for all, but for a user who says
+ * otherwise. */
+static bool is_left_out(const struct node_config_row *row)
 {
-    struct reading *reading = user;
+    const char *encrypt = getenv("HVD_ENCRYPT");
+
+    if (strcmp(row->name, "encrypt") == 0)
+        return encrypt != NULL && encrypt[0] != '\0';
+    return is_services_own(row);
+}
+
+static void set_from_file(struct reading *reading, const char *name, const char *value)
+{
     const struct node_config_row *row = node_config_find(name);
     char sentence[NODE_CONFIG_ERROR / 2];
 
-    if (reading->failed)
-        return 0;
-    if (section[0] != '\0' && strcmp(section, "hvdd") != 0) {
-        snprintf(sentence, sizeof(sentence),
-                 "section [%.40s] is not known; options stand in [hvdd]", section);
-        reading_fail(reading, sentence);
-    } else if (row == NULL && reading->private_mode) {
-        return 1; /* the service may be of another version */
-    } else if (row == NULL) {
+    if (row == NULL && reading->private_mode)
+        return; /* the service may be of another version */
+    if (row == NULL) {
         snprintf(sentence, sizeof(sentence), "\"%.64s\" is no option of hvdd; see hvdd --help",
                  name);
         reading_fail(reading, sentence);
     } else if (row->apply == NODE_APPLY_COMMAND) {
         snprintf(sentence, sizeof(sentence), "%s works on the command line only", row->name);
         reading_fail(reading, sentence);
-    } else if (reading->private_mode && is_services_mesh(row)) {
-        return 1;
+    } else if (reading->private_mode && is_left_out(row)) {
+        return;
     } else if (node_config_set(reading->config, row, value, sentence, sizeof(sentence)) != HVI_OK) {
         reading_fail(reading, sentence);
     }
-    return !reading->failed;
+}
+
+/* Cuts the blanks at both ends. */
+static char *trim(char *text)
+{
+    size_t length;
+
+    while (isspace((unsigned char)*text))
+        text++;
+    length = strlen(text);
+    while (length > 0 && isspace((unsigned char)text[length - 1]))
+        text[--length] = '\0';
+    return text;
+}
+
+/* A ';' after a blank begins one. */
+static void cut_comment(char *line)
+{
+    char *comment = line;
+
+    do {
+        comment = strchr(comment + 1, ';');
+    } while (comment != NULL && !isspace((unsigned char)comment[-1]));
+    if (comment != NULL)
+        *comment = '\0';
+}
+
+static void take_section(struct reading *reading, const char *name)
+{
+    const int length = (int)strcspn(name, "]");
+    char sentence[NODE_CONFIG_ERROR / 2];
+
+    if (name[length] == ']' && (length == 0 || (length == 4 && strncmp(name, "hvdd", 4) == 0)))
+        return;
+    snprintf(sentence, sizeof(sentence), "section [%.*s] is not known; options stand in [hvdd]",
+             length < 40 ? length : 40, name);
+    reading_fail(reading, sentence);
+}
+
+static void take_line(struct reading *reading, char *line)
+{
+    line = trim(line);
+    if (*line == '\0' || *line == '#' || *line == ';')
+        return;
+    cut_comment(line);
+    if (*line == '[') {
+        take_section(reading, line + 1);
+        return;
+    }
+    char *value = strpbrk(line, "=:");
+    if (value == NULL) {
+        reading_fail(reading, "neither \"name = value\" nor [section]");
+        return;
+    }
+    *value++ = '\0';
+    set_from_file(reading, trim(line), trim(value));
 }
 
 static int parse(struct node_config *config, const char *file, bool private_mode,
@@ -389,18 +428,24 @@ static int parse(struct node_config *config, const char *file, bool private_mode
 {
     struct reading reading = {.config = config,
                               .file = file,
-                              .at = contents,
-                              .end = contents + length,
                               .private_mode = private_mode,
                               .text_p = text_p,
                               .text_size = text_size};
-    int line = ini_parse_stream(read_line, &reading, set_from_file, &reading);
+    char line[LINE_BYTES_MAX];
 
-    if (line > 0 && !reading.failed) {
-        reading.line = (unsigned)line;
-        reading_fail(&reading, "neither \"name = value\" nor [section]");
-    } else if (line < 0 && !reading.failed) {
-        reading_fail(&reading, "out of memory");
+    while (length > 0 && !reading.failed) {
+        const char *newline = memchr(contents, '\n', length);
+        const size_t bytes = newline == NULL ? length : (size_t)(newline - contents);
+        reading.line++;
+        snprintf(line, sizeof(line), "%.*s", (int)bytes, contents);
+        if (bytes >= sizeof(line))
+            reading_fail(&reading, "the line is too long");
+        else if (strlen(line) != bytes)
+            reading_fail(&reading, "the line has a NUL byte");
+        else
+            take_line(&reading, line);
+        length -= newline == NULL ? bytes : bytes + 1;
+        contents += newline == NULL ? bytes : bytes + 1;
     }
     return reading.failed ? HVI_ERR_INVALID : HVI_OK;
 }
@@ -528,14 +573,18 @@ void node_config_print_man(FILE *out)
 
     for (size_t i = 0; i < node_config_row_count; i++) {
         const struct node_config_row *row = &node_config_rows[i];
-        fprintf(out, "*--%s* _%s_\n\t", row->name, row->argument);
+        if (row->type == NODE_TYPE_SWITCH)
+            fprintf(out, "*--%s*[=_%s_]\n\t", row->name, row->argument);
+        else
+            fprintf(out, "*--%s* _%s_\n\t", row->name, row->argument);
         print_escaped(row->help, out);
         describe_range(row, range, sizeof(range));
         fprintf(out, ". Takes ");
         print_escaped(range, out);
         if (row->standard[0] != '\0' && row->apply != NODE_APPLY_COMMAND)
             fprintf(out, "; default %s", row->standard);
-        fprintf(out, ". %s\n\n", applies[row->apply]);
+        fprintf(out, ". %s%s\n\n", applies[row->apply],
+                is_services_own(row) ? " A private hvdd leaves it out of the service's file." : "");
     }
 }
 

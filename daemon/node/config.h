@@ -82,7 +82,8 @@ struct node_command {
 void node_config_command(int argc, char **argv, struct node_command *command_p);
 
 /* Defaults, then the file, then the command line. A missing standard file is fine, a missing --config is not. A private
- * hvdd reads the standard one if it may, and leaves out what it says of the service's mesh and what it does not know. HVI_OK, or HVI_ERR_INVALID with a sentence in `text_p`. */
+ * hvdd reads the standard one if it may. It leaves out what the service alone is told there, `encrypt` where HVD_ENCRYPT is
+ * set, and what it does not know. HVI_OK, or HVI_ERR_INVALID with a sentence in `text_p`. */
 int node_config_load(const struct node_command *command, struct node_config *config_p, char *text_p,
                      size_t text_size);
 void node_config_defaults(struct node_config *config_p);

@@ -351,6 +351,20 @@ def test_a_restart_lets_jobs_end(machine):
     check_ended_well(ranks, 5)
 
 
+def test_a_gate_that_ends_while_hvdd_drains_is_replaced(machine):
+    """systemd starts no unit that has Before=hvdd.service while hvdd is being stopped."""
+    ranks = start_job([machine] * 2, "drained", ["--idle", "15"])
+    row_of(machine, "drained")
+    first = gate_pid(machine)
+    machine.run(["systemctl", "stop", "--no-block", "hvdd"])
+    wait_until(lambda: ctl(machine, "status")["daemon"]["state"] == "draining", "hvdd to drain", 5)
+    machine.run(["kill", "-KILL", str(first)])
+    assert ctl(machine, "status")["daemon"]["state"] == "draining"
+    assert gate_pid(machine) not in (0, first)
+    check_ended_well(ranks)
+    wait_until(lambda: machine.show("hvdd.service", "ActiveState")["ActiveState"] == "inactive", "hvdd to end", 10)
+
+
 def test_a_stop_may_take_as_long_as_the_drain(machine):
     """hvdd asks systemd for that time."""
     drop_in(machine, "stop", "TimeoutStopSec=1s")

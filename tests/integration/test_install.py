@@ -67,6 +67,7 @@ def test_everything_is_where_it_belongs(installed):
               f"{libdir}/libhvdclient.a", f"{libdir}/pkgconfig/hvd.pc", f"{libdir}/cmake/hvd/hvdConfig.cmake",
               f"{libdir}/cmake/hvd/hvdConfigVersion.cmake", "lib/systemd/system/hvdd.service",
               "lib/systemd/system/hvdd.socket", "lib/systemd/system/hvdd-admin.socket",
+              "lib/systemd/system/hvdd-parts.target",
               *(f"lib/systemd/system/hvdd-{name}{kind}" for name in ("engine", "gate", "gpu") for kind in (".socket", "@.service")),
               "lib/sysusers.d/hvdd.conf", "lib/tmpfiles.d/hvdd.conf", "share/doc/hvdd/hvdd.conf.example", "share/doc/hvdd/LICENSE",
               "share/doc/hvdd/examples/digits/digits.c", "share/doc/hvdd/examples/digits/ATTRIBUTION.md",
@@ -86,7 +87,7 @@ def test_nothing_but_the_expected_kinds_of_files_is_installed(installed):
     known = re.compile(rf"bin/(hvdd|hvdctl|hvdrun|hvd-perf)|libexec/hvdd/hvdd-(engine|gate|gpu)|include/hvd/hvd(_admin)?\.h"
                        rf"|{libdir}/libhvdclient\.(a|so[.\d]*)|{libdir}/libhvdadmin\.so[.\d]*|{libdir}/libhvd_tensorflow\.so"
                        rf"|{libdir}/(pkgconfig/hvd(admin)?\.pc|cmake/hvd/.*)"
-                       r"|lib/(systemd/system|sysusers\.d|tmpfiles\.d)/hvdd(-admin|-(engine|gate|gpu)@?)?\.[a-z]+|share/(man|doc/hvdd)/.*")
+                       r"|lib/(systemd/system|sysusers\.d|tmpfiles\.d)/hvdd(-admin|-parts|-(engine|gate|gpu)@?)?\.[a-z]+|share/(man|doc/hvdd)/.*")
     assert [name for name in sorted(installed.files()) if not known.fullmatch(name)] == []
 
 

@@ -94,6 +94,18 @@ def test_top_says_that_the_engine_does_not_answer(daemon):
         assert document["ranks"] == [] and "did not answer" in document["note"]
 
 
+def test_trace_and_nodes_say_that_the_engine_does_not_answer(daemon):
+    daemon.allow("engine-silent")
+    Job(daemon, 2, name="j")
+    sentence = r"the engine of job 'j' \(pid \d+\) did not answer"
+    with stopped(daemon.engine_of("j")):
+        for words, rows in ((("trace", "j"), "trace"), (("nodes",), "nodes")):
+            done = daemon.ctl.run(*words)
+            assert done.returncode == 0 and re.search(sentence, done.stderr), done
+            document = daemon.ctl.json(*words)
+            assert document[rows] == [] and document["rows_left_out"] == 0 and re.search(sentence, document["note"]), document
+
+
 def test_events_end_when_nobody_reads_them(daemon):
     events = subprocess.Popen([program("hvdctl"), "events"], env=daemon.ctl.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert events.stdout.readline()

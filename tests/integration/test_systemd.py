@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from hvt.build import scaled
+from hvt.build import SOURCE, scaled
 from hvt.ctl import Ctl
 from hvt.daemon import SERVICE, as_service, clean_environment, service_programs
 from hvt.install import Installation, run
@@ -26,6 +26,7 @@ EXPOSURE_MAX = {"hvdd.service": 10, "hvdd-engine@.service": 16, "hvdd-gate@.serv
                 "hvdd-gpu@.service": 19}  # of 100, by systemd-analyze security
 AS_USERS_MAX = {"hvdd.service": 10, "hvdd-engine@.service": 21}  # with the drop-ins of engines-as-users
 SOCKETS = ("hvdd.socket", "hvdd-admin.socket", "hvdd-engine.socket", "hvdd-gate.socket", "hvdd-gpu.socket")
+PARTS = "hvdd-parts.target"
 
 
 def need(tool: str) -> str:
@@ -57,7 +58,7 @@ def folder() -> Iterator[pathlib.Path]:
 
 
 def units(installed: Installation) -> list[str]:
-    return [str(installed.prefix / "lib/systemd/system" / name) for name in (*EXPOSURE_MAX, *SOCKETS)]
+    return [str(installed.prefix / "lib/systemd/system" / name) for name in (*EXPOSURE_MAX, *SOCKETS, PARTS)]
 
 
 def settings_of(unit: str) -> dict[str, str]:
@@ -84,6 +85,14 @@ def test_systemd_does_find_a_wrong_unit(installed, tmp_path):
     done = subprocess.run([need("systemd-analyze"), "verify", "--man=no", str(wrong), *units(installed)[1:]],
                           capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode != 0 or "no-such-program" in done.stderr
+
+
+def test_what_hvdd_needs_while_it_drains_is_not_ordered_by_its_own_stop(installed):
+    """systemd starts no unit that is ordered before one that is being stopped. Through a target that is not stopped, it does."""
+    own, *parts = units(installed)[:len(EXPOSURE_MAX)]
+    assert PARTS in settings_of(own)["After"].split() and PARTS in settings_of(own)["Wants"].split()
+    for part in parts:
+        assert values_of(part, "Before") == [PARTS], part
 
 
 @pytest.mark.parametrize("name", EXPOSURE_MAX)
@@ -135,7 +144,7 @@ def test_a_crash_or_a_restart_of_the_service_ends_no_engine(installed):
     """Nothing binds an engine to hvdd.service, and what stops both stops hvdd first: it drains."""
     for unit in (settings_of(units(installed)[1]), settings_of(units(installed)[3])):
         assert not {"Requires", "BindsTo", "PartOf", "Requisite", "StopPropagatedFrom"} & set(unit)
-        assert unit["Before"] == "hvdd.service"
+        assert unit["Before"] == PARTS
 
 
 def test_engines_survive_a_restart_of_the_service(installed):
@@ -168,6 +177,35 @@ def test_user_and_directory_are_made(installed, tmp_path):
     run(need("systemd-tmpfiles"), "--create", f"--root={tmp_path}", str(installed.prefix / "lib/tmpfiles.d/hvdd.conf"))
     made = (tmp_path / "run/hvdd").stat()
     assert (made.st_mode & 0o7777, str(made.st_uid)) == (0o755, passwd["hvdd"].split(":")[1])
+
+
+# What the commands of the man page meet: a user hvdd, and a /run that only root may write to.
+BARE = """set -e
+mount -t tmpfs -o mode=755 tmpfs /run
+mount --bind "$1" /etc/passwd
+mount --bind "$2" /etc/group
+"""
+
+
+def test_hvdd_starts_by_the_commands_of_the_man_page_without_systemd(tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("only root can be two users")
+    page = (SOURCE / "docs/man/hvdd.8.scd").read_text(encoding="utf-8")
+    commands = re.findall(r"^\t(.+)$", page.split("\nWithout systemd, as root:\n")[1].split("\nThere hvdd")[0], re.MULTILINE)
+    for name, row in (("passwd", f"hvdd:x:{SERVICE}:{SERVICE}::/:/bin/sh\n"), ("group", f"hvdd:x:{SERVICE}:\n")):
+        (tmp_path / name).write_text(pathlib.Path("/etc", name).read_text(encoding="utf-8") + row, encoding="utf-8")
+    hvdd, engine, environment = service_programs(clean_environment())
+    environment["PATH"] = f"{pathlib.Path(hvdd).parent}:{environment['PATH']}"
+    script = BARE + "\n".join(commands) + f" --engine={engine} --ready-fd=1\n:"  # the shell stays, and ends all with itself
+    words = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen([*words, "sh", "-c", script, "sh", str(tmp_path / "passwd"), str(tmp_path / "group")],
+                                   env=environment, stdout=subprocess.PIPE, stderr=log)
+    try:
+        assert process.stdout.readline() == b"ready\n", (tmp_path / "log").read_text(encoding="utf-8")
+    finally:
+        process.kill()
+        process.communicate(timeout=scaled(10))
 
 
 # ---- socket activation ----------------------------------------------------------------------------------------------

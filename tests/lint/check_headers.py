@@ -10,7 +10,7 @@ import lintlib
 from lintlib import Case, Skip, offence
 
 WARNINGS = ["-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-Wstrict-prototypes", "-Werror"]
-PACKAGES = ["libprotobuf-c", "libsystemd", "libcjson", "inih", "hwloc", "libzmq", "check"]
+PACKAGES = ["libprotobuf-c", "libsystemd", "libcjson", "hwloc", "libzmq", "check"]
 PUBLIC = ("client/include/", "admin/include/")
 
 

@@ -4,6 +4,7 @@
 #include "base/available.h"
 #include "base/fate.h"
 #include "base/huge.h"
+#include "base/listener.h"
 #include "tools/common/text.h"
 #include "tools/hvdctl/doctor.h"
 
@@ -407,6 +408,19 @@ static void check_runtime_dir(const struct ctl *ctl, struct ctl_finding *finding
     ctl_found(finding, CTL_CHECK_OK, "%s", given ? runtime : "no XDG_RUNTIME_DIR; /tmp will do");
 }
 
+/* A restart or a stop drains, and then ends the jobs that still run (hvdd(8), SYSTEMD). */
+static void next_upgraded(struct ctl_finding *finding, const char *runtime_dir)
+{
+    if (strcmp(runtime_dir, HVI_SERVICE_DIR) == 0)
+        ctl_next(finding,
+                 "systemctl kill --kill-whom=main --signal=KILL hvdd starts the installed version, "
+                 "and running jobs go on; systemctl restart hvdd would end them");
+    else
+        ctl_next(finding,
+                 "a private hvdd is of the installed version when it is started the next time; "
+                 "SIGTERM would end its running jobs");
+}
+
 static void check_daemon(const struct ctl *ctl, struct ctl_finding *finding)
 {
     struct hvd_admin_answer *reply;
@@ -423,7 +437,7 @@ static void check_daemon(const struct ctl *ctl, struct ctl_finding *finding)
     } else if (strcmp(reply->daemon->version, HVD_VERSION_TEXT) != 0) {
         ctl_found(finding, CTL_CHECK_NOTE, "%s, pid %d; hvdctl is %s", reply->daemon->version,
                   (int)reply->daemon->pid, HVD_VERSION_TEXT);
-        ctl_next(finding, "restart hvdd after an upgrade; running jobs go on");
+        next_upgraded(finding, reply->daemon->runtime_dir);
     } else {
         ctl_found(finding, CTL_CHECK_OK, "%s, pid %d, in %s", reply->daemon->version,
                   (int)reply->daemon->pid, reply->daemon->runtime_dir);

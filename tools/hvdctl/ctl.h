@@ -69,12 +69,17 @@ void ctl_show_links(const struct ctl *ctl, const struct hvd_admin_answer *reply)
 void ctl_json_stalls(const struct ctl *ctl, const struct hvd_admin_answer *reply);
 /* The rows of a trace, gathered over as many replies as it took. Sorting: rank by rank, oldest
  * first, those in flight last. */
+struct ctl_trace {
+    const struct hvd_admin_trace **rows;
+    size_t count;
+    const struct hvd_admin_span **spans; /* one for each node */
+    size_t span_count;
+    const char *note; /* what keeps the rows from being all there is; "": nothing */
+    uint64_t rows_left_out;
+};
 void ctl_sort_trace(const struct hvd_admin_trace **rows, size_t count);
-void ctl_show_trace(const struct ctl *ctl, const struct hvd_admin_trace *const *rows, size_t count,
-                    const struct hvd_admin_span *const *spans, size_t span_count);
-void ctl_json_trace(const struct ctl *ctl, const char *job,
-                    const struct hvd_admin_trace *const *rows, size_t count,
-                    const struct hvd_admin_span *const *spans, size_t span_count);
+void ctl_show_trace(const struct ctl *ctl, const struct ctl_trace *trace);
+void ctl_json_trace(const struct ctl *ctl, const char *job, const struct ctl_trace *trace);
 
 /* A rank and what it did in an interval. */
 struct ctl_top_row {

@@ -36,11 +36,16 @@ static cJSON *add_object(cJSON *array)
 }
 
 /* What keeps the rows from being all there is: a full message, a silent engine. */
+static void add_rest(cJSON *document, uint64_t rows_left_out, const char *note)
+{
+    add_u64(document, "rows_left_out", rows_left_out);
+    if (note[0] != '\0')
+        cJSON_AddStringToObject(document, "note", note);
+}
+
 static void add_note(cJSON *document, const struct hvd_admin_answer *reply)
 {
-    add_u64(document, "rows_left_out", reply->rows_left_out);
-    if (reply->text[0] != '\0')
-        cJSON_AddStringToObject(document, "note", reply->text);
+    add_rest(document, reply->rows_left_out, reply->text);
 }
 
 /* cJSON escapes what JSON demands (below U+0020). What else a terminal could be fooled by stands in strings alone, so
@@ -152,6 +157,7 @@ static void add_place(cJSON *object, const struct hvd_admin_answer *reply, uint3
 void ctl_json_nodes(const struct ctl *ctl, const struct hvd_admin_answer *reply,
                     const struct hvd_admin_answer *jobs)
 {
+    char note[2 * HVI_TEXT_MAX + 3];
     cJSON *document = cJSON_CreateObject();
     cJSON *array = cJSON_AddArrayToObject(document, "nodes");
     for (size_t i = 0; i < reply->node_count; i++) {
@@ -168,7 +174,9 @@ void ctl_json_nodes(const struct ctl *ctl, const struct hvd_admin_answer *reply,
         add_u64(object, "joined_ns", row->joined_ns);
     }
     add_spans(document, jobs->spans, jobs->span_count);
-    add_note(document, reply);
+    snprintf(note, sizeof note, "%s%s%s", reply->text,
+             reply->text[0] != '\0' && jobs->text[0] != '\0' ? "; " : "", jobs->text);
+    add_rest(document, reply->rows_left_out + jobs->rows_left_out, note);
     print(ctl, document);
 }
 
@@ -323,15 +331,13 @@ void ctl_json_stalls(const struct ctl *ctl, const struct hvd_admin_answer *reply
     print(ctl, document);
 }
 
-void ctl_json_trace(const struct ctl *ctl, const char *job,
-                    const struct hvd_admin_trace *const *rows, size_t count,
-                    const struct hvd_admin_span *const *spans, size_t span_count)
+void ctl_json_trace(const struct ctl *ctl, const char *job, const struct ctl_trace *trace)
 {
     cJSON *document = cJSON_CreateObject();
     cJSON_AddStringToObject(document, "job", job);
     cJSON *array = cJSON_AddArrayToObject(document, "trace");
-    for (size_t i = 0; i < count; i++) {
-        const struct hvd_admin_trace *row = rows[i];
+    for (size_t i = 0; i < trace->count; i++) {
+        const struct hvd_admin_trace *row = trace->rows[i];
         cJSON *object = add_object(array);
         add_i64(object, "rank", row->rank);
         add_u64(object, "number", row->number);
@@ -347,7 +353,8 @@ void ctl_json_trace(const struct ctl *ctl, const char *job,
         add_i64(object, "status", row->status);
         cJSON_AddStringToObject(object, "status_name", hvi_status_name(row->status));
     }
-    add_spans(document, spans, span_count);
+    add_spans(document, trace->spans, trace->span_count);
+    add_rest(document, trace->rows_left_out, trace->note);
     print(ctl, document);
 }
 
@@ -434,6 +441,7 @@ void ctl_json_key(const struct ctl *ctl, const char *key)
     print(ctl, document);
 }
 
+/* In one line: of events each line is a document. */
 void ctl_json_error(const struct ctl *ctl, int status, const char *text)
 {
     cJSON *document = cJSON_CreateObject();
@@ -441,7 +449,7 @@ void ctl_json_error(const struct ctl *ctl, int status, const char *text)
     add_i64(object, "status", status);
     cJSON_AddStringToObject(object, "name", hvi_status_name(status));
     cJSON_AddStringToObject(object, "text", text);
-    print(ctl, document);
+    print_line(ctl, document);
 }
 
 void ctl_json_version(const struct ctl *ctl, const char *daemon_version)

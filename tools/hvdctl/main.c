@@ -517,7 +517,7 @@ static int take_special(struct ctl *ctl, int letter)
         ctl->of_mesh = true;
         return CTL_OK;
     default:
-        return CTL_USAGE; /* getopt has said why */
+        return CTL_USAGE; /* there is no such option */
     }
 }
 
@@ -549,6 +549,42 @@ static int take_option(struct ctl *ctl, int letter, const char **instead_p)
     default:
         return take_special(ctl, letter);
     }
+}
+
+static int complain_option(const struct ctl *ctl, int letter, const char *word)
+{
+    if (letter == ':')
+        ctl_complain(ctl, HVI_ERR_INVALID, "option '%s' requires an argument", word);
+    else if (optopt != 0 && word[1] != '-')
+        ctl_complain(ctl, HVI_ERR_INVALID, "unrecognized option '-%c'", optopt);
+    else
+        ctl_complain(ctl, HVI_ERR_INVALID, "unrecognized option '%s'", word);
+    return CTL_USAGE;
+}
+
+/* "-": words stay where they are, as the second look needs them. */
+static bool wants_json(int argc, char **argv)
+{
+    bool wanted = false;
+    int letter;
+    opterr = 0; /* for the second look, too */
+    while ((letter = getopt_long(argc, argv, "-:hj", long_options, NULL)) != -1)
+        wanted = wanted || letter == 'j';
+    optind = 0; /* from the beginning */
+    return wanted;
+}
+
+/* CTL_OK, or CTL_USAGE after a complaint, for which --json may stand behind the option that is wrong. */
+static int take_options(struct ctl *ctl, int argc, char **argv, const char **instead_p)
+{
+    int letter, code = CTL_OK;
+    ctl->json = wants_json(argc, argv);
+    while (code == CTL_OK && (letter = getopt_long(argc, argv, ":hj", long_options, NULL)) != -1) {
+        const bool bad = letter == ':' || letter == '?';
+        code = bad ? complain_option(ctl, letter, argv[optind - 1])
+                   : take_option(ctl, letter, instead_p);
+    }
+    return code;
 }
 
 /* The row for these words; *used_p: how many of them are its name. */
@@ -609,11 +645,8 @@ int main(int argc, char **argv)
                       .interval_ns = HVI_NS_SEC,
                       .out = stdout};
     const char *instead = NULL;
-    int letter;
-    while ((letter = getopt_long(argc, argv, "hj", long_options, NULL)) != -1) {
-        if (take_option(&ctl, letter, &instead) != CTL_OK)
-            return CTL_USAGE;
-    }
+    if (take_options(&ctl, argc, argv, &instead) != CTL_OK)
+        return CTL_USAGE;
     const char *no_color = getenv("NO_COLOR");
     ctl.colours = !ctl.json && isatty(STDOUT_FILENO) && (no_color == NULL || no_color[0] == '\0');
     int code;

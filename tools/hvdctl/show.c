@@ -572,8 +572,7 @@ static void show_clocks(const struct ctl *ctl, const struct hvd_admin_span *cons
     }
 }
 
-void ctl_show_trace(const struct ctl *ctl, const struct hvd_admin_trace *const *rows, size_t count,
-                    const struct hvd_admin_span *const *spans, size_t span_count)
+void ctl_show_trace(const struct ctl *ctl, const struct ctl_trace *trace)
 {
     static const struct ctl_column columns[] = {
         {"RANK", true},   {"OP NO", true},  {"AGO", true},   {"TENSOR", false},
@@ -581,15 +580,15 @@ void ctl_show_trace(const struct ctl *ctl, const struct hvd_admin_trace *const *
         {"WAITED", true}, {"RAN", true},    {"GPU", true},   {"STATUS", false},
     };
     const uint64_t now_ns = hvi_clock_ns();
-    if (count == 0) {
+    if (trace->count == 0) {
         fputs("no ops yet\n", ctl->out);
         return;
     }
     struct ctl_table *table = ctl_table_new(columns, COUNT(columns));
-    for (size_t i = 0; i < count; i++)
-        add_trace(table, rows[i], now_ns);
-    finish(ctl, table, 0);
-    show_clocks(ctl, spans, span_count);
+    for (size_t i = 0; i < trace->count; i++)
+        add_trace(table, trace->rows[i], now_ns);
+    finish(ctl, table, trace->rows_left_out);
+    show_clocks(ctl, trace->spans, trace->span_count);
 }
 
 void ctl_top_compare(struct ctl_top_row *row, const struct hvd_admin_rank *before,

@@ -10,36 +10,44 @@
 #include <stdlib.h>
 
 struct rows {
-    const struct hvd_admin_trace **all;
-    size_t count;
-    const struct hvd_admin_span **spans; /* one for each node */
-    size_t span_count;
+    struct ctl_trace trace;
     struct hvd_admin_answer **replies; /* to which all of these belong */
     size_t reply_count;
 };
 
 /* A node that was asked several times stays with its least certain clock. */
-static void note_span(struct rows *rows, const struct hvd_admin_span *span)
+static void note_span(struct ctl_trace *trace, const struct hvd_admin_span *span)
 {
     size_t at = 0;
-    while (at < rows->span_count && rows->spans[at]->node != span->node)
+    while (at < trace->span_count && trace->spans[at]->node != span->node)
         at++;
-    if (at < rows->span_count && rows->spans[at]->clock_error_ns >= span->clock_error_ns)
+    if (at < trace->span_count && trace->spans[at]->clock_error_ns >= span->clock_error_ns)
         return;
-    if (at == rows->span_count)
-        rows->spans = ctl_must(realloc(rows->spans, ++rows->span_count * sizeof *rows->spans));
-    rows->spans[at] = span;
+    if (at == trace->span_count)
+        trace->spans = ctl_must(realloc(trace->spans, ++trace->span_count * sizeof *trace->spans));
+    trace->spans[at] = span;
+}
+
+/* The first sentence stays: of the engine, or of a node that did not answer this time. */
+static void note_text(struct ctl_trace *trace, const char *text)
+{
+    if (trace->note[0] == '\0')
+        trace->note = text;
 }
 
 /* Takes the reply, which may have no ops. */
 static void append(struct rows *rows, struct hvd_admin_answer *reply)
 {
-    rows->all =
-        ctl_must(realloc(rows->all, (rows->count + reply->trace_count + 1) * sizeof *rows->all));
-    for (size_t i = 0; i < reply->span_count; i++)
-        note_span(rows, reply->spans[i]);
+    struct ctl_trace *trace = &rows->trace;
+    trace->rows = ctl_must(
+        realloc(trace->rows, (trace->count + reply->trace_count + 1) * sizeof *trace->rows));
+    note_text(trace, reply->text);
+    for (size_t i = 0; i < reply->span_count; i++) {
+        note_text(trace, reply->spans[i]->text);
+        note_span(trace, reply->spans[i]);
+    }
     for (size_t i = 0; i < reply->trace_count; i++)
-        rows->all[rows->count++] = reply->traces[i];
+        trace->rows[trace->count++] = reply->traces[i];
     rows->replies =
         ctl_must(realloc(rows->replies, (rows->reply_count + 1) * sizeof *rows->replies));
     rows->replies[rows->reply_count++] = reply;
@@ -50,8 +58,8 @@ static void rows_free(struct rows *rows)
     for (size_t i = 0; i < rows->reply_count; i++)
         hvd_admin_answer_free(rows->replies[i]);
     free(rows->replies);
-    free(rows->spans);
-    free(rows->all);
+    free(rows->trace.spans);
+    free(rows->trace.rows);
 }
 
 /* The smallest number of a page; 0 when it had no finished op. */
@@ -81,8 +89,10 @@ static int fetch_rank(const struct ctl *ctl, struct hvd_admin_request *request, 
         append(rows, reply);
         left -= reply->trace_count < left ? (uint32_t)reply->trace_count : left;
         request->before = oldest(reply);
-        if (reply->rows_left_out == 0 || request->before <= 1)
-            break;
+        if (reply->rows_left_out > 0 && request->before > 1)
+            continue;
+        rows->trace.rows_left_out += left > 0 ? reply->rows_left_out : 0;
+        break;
     }
     return CTL_OK;
 }
@@ -100,6 +110,7 @@ static int fetch(const struct ctl *ctl, struct hvd_admin_request *request, struc
         return code;
     ctl_say_silent(ctl, reply);
     append(rows, reply);
+    rows->trace.rows_left_out += reply->rows_left_out;
     for (size_t i = 0; i < reply->rank_count && code == CTL_OK; i++)
         code = fetch_rank(ctl, request, reply->ranks[i]->rank, rows);
     return code;
@@ -108,17 +119,17 @@ static int fetch(const struct ctl *ctl, struct hvd_admin_request *request, struc
 int ctl_trace(const struct ctl *ctl, char **args, int count)
 {
     struct hvd_admin_request request = ctl_request(HVD_ADMIN_TRACE);
-    struct rows rows = {0};
+    struct rows rows = {.trace = {.note = ""}};
     (void)count;
     int code = ctl_copy_job(ctl, args[0], &request);
     if (code == CTL_OK)
         code = fetch(ctl, &request, &rows);
     if (code == CTL_OK) {
-        ctl_sort_trace(rows.all, rows.count);
+        ctl_sort_trace(rows.trace.rows, rows.trace.count);
         if (ctl->json)
-            ctl_json_trace(ctl, args[0], rows.all, rows.count, rows.spans, rows.span_count);
+            ctl_json_trace(ctl, args[0], &rows.trace);
         else
-            ctl_show_trace(ctl, rows.all, rows.count, rows.spans, rows.span_count);
+            ctl_show_trace(ctl, &rows.trace);
     }
     rows_free(&rows);
     return code;

@@ -175,23 +175,68 @@ START_TEST(a_file_has_comments_sections_and_either_dash_or_underscore)
 }
 END_TEST
 
+START_TEST(an_indented_line_is_an_option_of_its_own)
+{
+    struct node_config config;
+
+    ck_assert_msg(parse(&config, "[hvdd]\n interface = eth0\n threads = 8\n\tmesh-key=/k\r\n") ==
+                      HVI_OK,
+                  "%s", text);
+    ck_assert_str_eq(config.interface, "eth0");
+    ck_assert_int_eq(config.threads, 8);
+    ck_assert_str_eq(config.mesh_key, "/k");
+    ck_assert_int_eq(parse(&config, "interface = eth0\n eth1\n"), HVI_ERR_INVALID);
+    ck_assert_ptr_nonnull(strstr(text, "test.conf:2: neither"));
+}
+END_TEST
+
+START_TEST(a_comment_begins_at_a_semicolon_after_a_blank)
+{
+    struct node_config config;
+
+    ck_assert_int_eq(parse(&config, "engine = /a;b\t; c ; d\ngate = ;x\n [hvdd] ; e\n  # f\n"),
+                     HVI_OK);
+    ck_assert_str_eq(config.engine, "/a;b");
+    ck_assert_str_eq(config.gate, "");
+    ck_assert_int_eq(parse(&config, "max-jobs ;= 3\n"), HVI_ERR_INVALID);
+    ck_assert_ptr_nonnull(strstr(text, "neither"));
+}
+END_TEST
+
+START_TEST(the_seeds_of_a_mesh_may_have_long_names)
+{
+    static const char seeds[] = "ip-10-20-30-40.eu-central-1.compute.internal:9600, "
+                                "ip-10-20-30-41.eu-central-1.compute.internal:9600, "
+                                "ip-10-20-30-42.eu-central-1.compute.internal:9600, "
+                                "ip-10-20-30-43.eu-central-1.compute.internal:9600";
+    char contents[300];
+    struct node_config config;
+
+    snprintf(contents, sizeof(contents), "[hvdd]\nmesh-seeds = %s\n", seeds);
+    ck_assert_msg(parse(&config, contents) == HVI_OK, "%s", text);
+    ck_assert_str_eq(config.mesh_seeds, seeds);
+}
+END_TEST
+
 START_TEST(a_bad_line_is_named_by_file_line_name_value_and_range)
 {
     struct node_config config;
-    char longer[400];
+    char longer[1100];
 
     ck_assert_int_eq(parse(&config, "[hvdd]\nmax-jobs = 0\n"), HVI_ERR_INVALID);
     ck_assert_str_eq(text, "test.conf:2: max-jobs: \"0\" is not a number between 1 and 65536");
     ck_assert_int_eq(parse(&config, "\n\nno-such = 1\n"), HVI_ERR_INVALID);
     ck_assert_ptr_nonnull(strstr(text, "test.conf:3: \"no-such\" is no option"));
     ck_assert_int_eq(parse(&config, "[other]\nmax-jobs = 1\n"), HVI_ERR_INVALID);
-    ck_assert_ptr_nonnull(strstr(text, "section [other]"));
+    ck_assert_str_eq(text, "test.conf:1: section [other] is not known; options stand in [hvdd]");
+    ck_assert_int_eq(parse(&config, "[hvdd\nmax-jobs = 1\n"), HVI_ERR_INVALID);
+    ck_assert_ptr_nonnull(strstr(text, "section [hvdd] is not known"));
     ck_assert_int_eq(parse(&config, "max-jobs\n"), HVI_ERR_INVALID);
     ck_assert_ptr_nonnull(strstr(text, "test.conf:1: neither"));
     ck_assert_int_eq(parse(&config, "ready-fd = 3\n"), HVI_ERR_INVALID);
     ck_assert_ptr_nonnull(strstr(text, "command line only"));
     memset(longer, 'x', sizeof(longer));
-    memcpy(longer, "engine = /", 10);
+    longer[0] = '#';
     longer[sizeof(longer) - 1] = '\0';
     ck_assert_int_eq(parse(&config, longer), HVI_ERR_INVALID);
     ck_assert_ptr_nonnull(strstr(text, "too long"));
@@ -247,39 +292,79 @@ START_TEST(a_missing_named_file_is_an_error_and_a_failed_load_changes_nothing)
 END_TEST
 
 #define OF_SERVICE                                                                                 \
-    "mesh-seeds = a:1,b:2\nmesh-listen = *:1\nmesh-join = c:3\nmesh-key = /k\nmax-jobs = 5\n"
+    "mesh-seeds = a:1,b:2\nmesh-listen = *:1\nmesh-join = c:3\nmesh-key = /k\nmax-jobs = 5\n"      \
+    "runtime-dir = /r\nprivate = no\nengine = /e\ngate = /g\ngpu-program = /p\n"                   \
+    "gpu-kernels = /n\nengine-socket = /s\ngate-socket = /s\ngpu-socket = /s\n"                    \
+    "admin-mode = 0666\nidle-exit = 1\nrendezvous = d\nport-range = 1-2\ninterface = i\n"          \
+    "net-lanes = 8\nnet-transport = ucx\nstart-timeout = 1\ntrusted-networks = 10.0.0.0/8\n"
+
+/* Loads `file` as the service's, by "--private" and "--mesh-join". */
+static int load_standard(const char *file, const char *private_mode, struct node_config *config_p)
+{
+    struct node_command command = {.standard = file, .override_count = 2};
+
+    command.overrides[0].row = node_config_find("private");
+    command.overrides[0].value = private_mode;
+    command.overrides[1].row = node_config_find("mesh-join");
+    command.overrides[1].value = "d:4";
+    text[0] = '\0';
+    return node_config_load(&command, config_p, text, sizeof(text));
+}
 
 START_TEST(a_private_hvdd_leaves_out_what_is_the_services)
 {
     const char *file = file_with(OF_SERVICE "later-option = 1\n");
-    struct node_command command = {.standard = file};
-    struct node_config config;
+    struct node_config config, mine;
 
-    command.overrides[0].row = node_config_find("private");
-    command.overrides[0].value = "yes";
-    command.overrides[1].row = node_config_find("mesh-join");
-    command.overrides[1].value = "d:4";
-    command.override_count = 2;
-    ck_assert_msg(node_config_load(&command, &config, text, sizeof(text)) == HVI_OK, "%s", text);
-    ck_assert_str_eq(config.mesh_seeds, "");
-    ck_assert_str_eq(config.mesh_listen, "");
-    ck_assert_str_eq(config.mesh_key, "");
-    ck_assert_str_eq(config.mesh_join, "d:4");
-    ck_assert_int_eq(config.max_jobs, 5);
-    /* The service itself, and whoever names the file. */
-    command.overrides[0].value = "no";
-    ck_assert_int_eq(node_config_load(&command, &config, text, sizeof(text)), HVI_ERR_INVALID);
+    ck_assert_msg(load_standard(file, "yes", &config) == HVI_OK, "%s", text);
+    node_config_defaults(&mine);
+    ck_assert_int_eq(set(&mine, "private", "yes"), HVI_OK);
+    ck_assert_int_eq(set(&mine, "mesh-join", "d:4"), HVI_OK);
+    ck_assert_int_eq(set(&mine, "max-jobs", "5"), HVI_OK);
+    for (size_t i = 0; i < node_config_row_count; i++)
+        ck_assert_msg(!node_config_differs(&node_config_rows[i], &config, &mine), "%s",
+                      node_config_rows[i].name);
+    /* The service itself. */
+    ck_assert_int_eq(load_standard(file, "no", &config), HVI_ERR_INVALID);
     ck_assert_ptr_nonnull(strstr(text, "later-option"));
     unlink(file);
-    file = file_with(OF_SERVICE);
-    command.standard = file;
-    ck_assert_msg(node_config_load(&command, &config, text, sizeof(text)) == HVI_OK, "%s", text);
+}
+END_TEST
+
+START_TEST(the_service_and_a_hvdd_that_is_told_the_file_take_all_of_it)
+{
+    const char *file = file_with(OF_SERVICE);
+    const struct node_command named = {.file = file};
+    struct node_config config;
+
+    ck_assert_msg(load_standard(file, "no", &config) == HVI_OK, "%s", text);
     ck_assert_str_eq(config.mesh_seeds, "a:1,b:2");
     ck_assert_str_eq(config.mesh_join, "d:4");
-    command.overrides[0].value = "yes";
-    command.file = file;
-    ck_assert_msg(node_config_load(&command, &config, text, sizeof(text)) == HVI_OK, "%s", text);
+    ck_assert_str_eq(config.port_range, "1-2");
+    ck_assert_msg(node_config_load(&named, &config, text, sizeof(text)) == HVI_OK, "%s", text);
     ck_assert_str_eq(config.mesh_key, "/k");
+    ck_assert_str_eq(config.mesh_join, "c:3");
+    ck_assert_str_eq(config.interface, "i");
+    unlink(file);
+}
+END_TEST
+
+START_TEST(encryption_holds_in_a_private_hvdd_unless_its_user_says_otherwise)
+{
+    const char *file = file_with("encrypt = yes\n");
+    struct node_config config;
+
+    unsetenv("HVD_ENCRYPT");
+    ck_assert_int_eq(load_standard(file, "yes", &config), HVI_OK);
+    ck_assert_int_eq(config.encrypt, 1);
+    setenv("HVD_ENCRYPT", "", 1);
+    ck_assert_int_eq(load_standard(file, "yes", &config), HVI_OK);
+    ck_assert_int_eq(config.encrypt, 1);
+    setenv("HVD_ENCRYPT", "0", 1);
+    ck_assert_int_eq(load_standard(file, "yes", &config), HVI_OK);
+    ck_assert_int_eq(config.encrypt, -1);
+    ck_assert_int_eq(load_standard(file, "no", &config), HVI_OK);
+    ck_assert_int_eq(config.encrypt, 1);
     unlink(file);
 }
 END_TEST
@@ -296,6 +381,7 @@ START_TEST(what_is_printed_can_be_read_back)
     config.drain_timeout = 1500 * (int64_t)HVI_NS_MS;
     config.region_limit = 3ll << 30;
     strcpy(config.runtime_dir, "/run/other");
+    memset(config.mesh_seeds, 'x', sizeof(config.mesh_seeds) - 1);
     node_config_print(&config, out);
     fclose(out);
     node_config_defaults(&again);
@@ -318,9 +404,13 @@ START_TEST(the_man_page_has_every_row)
     node_config_print_man(out);
     fclose(out);
     for (size_t i = 0; i < node_config_row_count; i++) {
-        snprintf(needle, sizeof(needle), "*--%s* ", node_config_rows[i].name);
+        const bool is_switch = node_config_rows[i].type == NODE_TYPE_SWITCH;
+        snprintf(needle, sizeof(needle), is_switch ? "*--%s*[=_" : "*--%s* _",
+                 node_config_rows[i].name);
         ck_assert_msg(strstr(printed, needle) != NULL, "%s", needle);
     }
+    ck_assert_ptr_nonnull(strstr(printed, "*--private*[=_yes|no|auto_]\n"));
+    ck_assert_ptr_nonnull(strstr(printed, "A private hvdd leaves it out of the service's file."));
     free(printed);
 }
 END_TEST
@@ -401,10 +491,15 @@ int main(void)
     tcase_add_test(tcase, sizes_take_units_as_powers_of_1024);
     tcase_add_test(tcase, switches_levels_and_modes_take_their_words_alone);
     tcase_add_test(tcase, a_file_has_comments_sections_and_either_dash_or_underscore);
+    tcase_add_test(tcase, an_indented_line_is_an_option_of_its_own);
+    tcase_add_test(tcase, a_comment_begins_at_a_semicolon_after_a_blank);
+    tcase_add_test(tcase, the_seeds_of_a_mesh_may_have_long_names);
     tcase_add_test(tcase, a_bad_line_is_named_by_file_line_name_value_and_range);
     tcase_add_test(tcase, the_command_line_wins_over_the_file_and_the_file_over_defaults);
     tcase_add_test(tcase, a_missing_named_file_is_an_error_and_a_failed_load_changes_nothing);
     tcase_add_test(tcase, a_private_hvdd_leaves_out_what_is_the_services);
+    tcase_add_test(tcase, the_service_and_a_hvdd_that_is_told_the_file_take_all_of_it);
+    tcase_add_test(tcase, encryption_holds_in_a_private_hvdd_unless_its_user_says_otherwise);
     tcase_add_test(tcase, what_is_printed_can_be_read_back);
     tcase_add_test(tcase, the_man_page_has_every_row);
     tcase_add_test(tcase, the_man_page_has_every_limit);

@@ -186,7 +186,24 @@ START_TEST(a_hvdd_of_this_version_is_fine_and_another_version_a_note)
     HVT_RUN(other, "doctor --json");
     document = hvt_findings();
     hvt_expect_finding(document, "hvdd", "note", "9.8.7, pid 17; hvdctl is " HVD_VERSION_TEXT,
-                       "restart hvdd after an upgrade");
+                       "a private hvdd is of the installed version when it is started the next");
+    cJSON_Delete(document);
+}
+END_TEST
+
+/* A restart drains, and ends the jobs that still run: tests/booted/test_upgrade.py. */
+START_TEST(a_service_of_another_version_is_killed_alone_and_not_restarted)
+{
+    struct hvt_line lines[] = {{
+        .kind = HVI_ADMIN_STATUS,
+        .reply = {.has_daemon = true, .daemon = HVT_DAEMON("9.8.7")},
+    }};
+    strcpy(lines[0].reply.daemon.runtime_dir, "/run/hvdd");
+    HVT_RUN(lines, "doctor --json");
+    cJSON *document = hvt_findings();
+    hvt_expect_finding(document, "hvdd", "note", "9.8.7, pid 17; hvdctl is " HVD_VERSION_TEXT,
+                       "systemctl kill --kill-whom=main --signal=KILL hvdd starts the installed "
+                       "version, and running jobs go on; systemctl restart hvdd would end them");
     cJSON_Delete(document);
 }
 END_TEST
@@ -340,6 +357,7 @@ int main(void)
                         sizeof ranges / sizeof ranges[0]);
     tcase_add_test(tests, an_interface_that_is_not_there_is_a_problem);
     tcase_add_test(tests, a_hvdd_of_this_version_is_fine_and_another_version_a_note);
+    tcase_add_test(tests, a_service_of_another_version_is_killed_alone_and_not_restarted);
     tcase_add_test(tests, a_hvdd_that_answers_with_an_error_is_a_problem);
     tcase_add_test(tests, a_hvdd_that_is_not_there_or_says_nothing_of_use_is_a_note);
     tcase_add_loop_test(tests, a_hvdd_says_whether_it_has_an_mps_of_its_own, 0, 2);

@@ -65,6 +65,10 @@ START_TEST(each_event_is_a_document_and_a_later_hvdds_is_unknown)
     expect_event(hosts, "hosts-changed", "node", "");
     expect_event(next_line(&rest), "rank-lost", "job", "digits");
     expect_event(next_line(&rest), "unknown", "text", "of a later hvdd");
+    cJSON *error = next_line(&rest);
+    ck_assert_ptr_nonnull(cJSON_GetObjectItem(error, "error"));
+    cJSON_Delete(error);
+    ck_assert_ptr_null(strtok_r(NULL, "\n", &rest));
 }
 END_TEST
 

@@ -43,6 +43,9 @@ static const struct {
     {"status --loud", "unrecognized option '--loud'"},
     {"trace x --rank 1048576", "--rank takes a number from 0 to 1048575"},
     {"status --timeout", "option '--timeout' requires an argument"},
+    {"-x status", "unrecognized option '-x'"},
+    {"status --json=yes", "unrecognized option '--json=yes'"},
+    {"--timeout x status --interval y", "--timeout takes a number of seconds, not 'x'"},
     {"ranks ../x", "'../x' is no job id: 1 to 127 letters, digits or any of . _ : @ -"},
     {"stalls a/b", "'a/b' is no job id"},
     {"job stop \033[2J", "'\\x1b[2J' is no job id"},
@@ -56,6 +59,25 @@ START_TEST(wrong_words_are_told_and_end_with_2)
         hvt_expect_error(HVI_ERR_INVALID);
     else
         ck_assert_str_eq(hvt_out, "");
+}
+END_TEST
+
+/* Of a complaint about an option, too, whether it stands before --json or after it. */
+START_TEST(wrong_words_are_a_document_of_one_line)
+{
+    char words[128];
+    for (int first = 0; first < 2; first++) {
+        if (first == 0 && strcmp(wrong[_i].words, "status --timeout") == 0)
+            continue; /* there --json would be the argument */
+        snprintf(words, sizeof words, first ? "--json %s" : "%s --json", wrong[_i].words);
+        hvt_run(words);
+        hvt_expect_end(2, wrong[_i].complaint);
+        cJSON *document = hvt_document();
+        const cJSON *error = cJSON_GetObjectItem(document, "error");
+        ck_assert_ptr_nonnull(cJSON_GetStringValue(cJSON_GetObjectItem(error, "text")));
+        ck_assert_str_eq(strchr(hvt_out, '\n'), "\n");
+        cJSON_Delete(document);
+    }
 }
 END_TEST
 
@@ -176,6 +198,28 @@ START_TEST(nodes_take_two_questions)
     HVT_RUN(refused, "nodes");
     hvt_expect_end(1, hvi_status_text(HVI_ERR_LIMIT));
     ck_assert_str_eq(hvt_out, "");
+}
+END_TEST
+
+static const struct {
+    const char *nodes, *jobs, *note;
+} node_notes[] = {{"", "silent", "silent"}, {"cut", "", "cut"}, {"cut", "silent", "cut; silent"}};
+
+START_TEST(what_either_answer_of_nodes_says_is_in_the_document)
+{
+    struct hvt_line lines[] = {
+        {.kind = HVI_ADMIN_NODES, .reply = {.rows_left_out = 1}},
+        {.kind = HVI_ADMIN_JOBS, .reply = {.rows_left_out = 2}},
+    };
+    strcpy(lines[0].reply.text, node_notes[_i].nodes);
+    strcpy(lines[1].reply.text, node_notes[_i].jobs);
+    HVT_RUN(lines, "nodes --json");
+    hvt_expect_end(0, "");
+    cJSON *document = hvt_document();
+    ck_assert_str_eq(cJSON_GetStringValue(cJSON_GetObjectItem(document, "note")),
+                     node_notes[_i].note);
+    ck_assert_int_eq((int)cJSON_GetNumberValue(cJSON_GetObjectItem(document, "rows_left_out")), 3);
+    cJSON_Delete(document);
 }
 END_TEST
 
@@ -460,6 +504,8 @@ int main(void)
     Suite *suite = suite_create("tools/hvdctl/main");
     TCase *tests = tcase_create("main");
     tcase_add_checked_fixture(tests, hvt_program_setup, hvt_program_teardown);
+    tcase_add_loop_test(tests, wrong_words_are_a_document_of_one_line, 0,
+                        sizeof wrong / sizeof wrong[0]);
     tcase_add_loop_test(tests, wrong_words_are_told_and_end_with_2, 0,
                         sizeof wrong / sizeof wrong[0]);
     tcase_add_loop_test(tests, help_names_every_command_and_option, 0, 4);
@@ -468,6 +514,7 @@ int main(void)
     tcase_add_test(tests, jobs_ranks_and_stalls_have_two_forms);
     tcase_add_test(tests, stalls_are_asked_for_with_an_age_and_without_a_job);
     tcase_add_test(tests, nodes_take_two_questions);
+    tcase_add_loop_test(tests, what_either_answer_of_nodes_says_is_in_the_document, 0, 3);
     tcase_add_test(tests, gpus_are_asked_for);
     tcase_add_test(tests, limits_take_two_questions);
     tcase_add_test(tests, nvml_is_asked_for_what_a_worker_does_not_know);

@@ -394,12 +394,16 @@ START_TEST(a_trace_is_sorted_by_rank_and_age_with_what_is_open_last)
     ck_assert_uint_eq(list[1]->number, 7);
     ck_assert_uint_eq(list[2]->number, 0);
     ck_assert_int_eq(list[3]->rank, 1);
-    ctl_show_trace(&ctl, list, 4, (const struct hvd_admin_span *const[]){&span}, 1);
-    ctl_show_trace(&ctl, list, 0, NULL, 0);
+    const struct hvd_admin_span *spans[] = {&span};
+    const struct ctl_trace trace = {
+        .rows = list, .count = 4, .spans = spans, .span_count = 1, .rows_left_out = 3};
+    ctl_show_trace(&ctl, &trace);
+    ctl_show_trace(&ctl, &(const struct ctl_trace){.count = 0});
     fclose(ctl.out);
     ck_assert_ptr_nonnull(strstr(hvt_text, "u\\x1b"));
     ck_assert_ptr_nonnull(strstr(hvt_text, "ERR_RANK_LOST\n"));
     ck_assert_ptr_nonnull(strstr(hvt_text, "waiting\n"));
+    ck_assert_ptr_nonnull(strstr(hvt_text, "(3 more not shown)\n"));
     ck_assert_ptr_nonnull(strstr(hvt_text, "no ops yet\n"));
     ck_assert_ptr_nonnull(strstr(hvt_text, "node 0, b, are right to within 5.0 µs)\n"));
     free(hvt_text);

@@ -107,6 +107,27 @@ START_TEST(no_page_is_asked_when_there_are_enough_ops_or_none_is_older)
 }
 END_TEST
 
+START_TEST(what_keeps_the_rows_from_being_all_is_in_the_document)
+{
+    const struct hvt_line lines[] = {
+        {.kind = HVI_ADMIN_RANKS, .reply = {.ranks = ranks, .rank_count = 2, .rows_left_out = 4}},
+        {.kind = HVI_ADMIN_TRACE,
+         .reply = {.traces = &new_ops[2], .trace_count = 1, .rows_left_out = 2, .text = "silent"}},
+        {.kind = HVI_ADMIN_TRACE,
+         .reply = {.traces = other_ops, .trace_count = 2, .text = "still silent"}},
+    };
+    HVT_RUN(lines, "trace digits --json");
+    hvt_expect_end(0, "");
+    cJSON *document = hvt_document();
+    ck_assert_str_eq(cJSON_GetStringValue(cJSON_GetObjectItem(document, "note")), "silent");
+    ck_assert_int_eq((int)cJSON_GetNumberValue(cJSON_GetObjectItem(document, "rows_left_out")), 6);
+    cJSON_Delete(document);
+    HVT_RUN(lines, "trace digits");
+    hvt_expect_end(0, "hvdctl: silent\nhvdctl: still silent\n");
+    ck_assert_ptr_nonnull(strstr(hvt_out, "(6 more not shown)\n"));
+}
+END_TEST
+
 START_TEST(an_error_in_the_middle_shows_nothing)
 {
     const struct hvt_line lines[] = {
@@ -192,6 +213,9 @@ START_TEST(a_nodes_clock_is_as_certain_as_in_the_worst_answer)
     hvt_expect_end(0, "");
     ck_assert_ptr_nonnull(strstr(hvt_out, "9000"));
     ck_assert_ptr_null(strstr(hvt_out, "5000"));
+    cJSON *document = hvt_document();
+    ck_assert_str_eq(cJSON_GetStringValue(cJSON_GetObjectItem(document, "note")), "late");
+    cJSON_Delete(document);
 }
 END_TEST
 
@@ -203,6 +227,7 @@ int main(void)
     tcase_add_test(tests, every_rank_is_asked_and_its_ops_are_sorted);
     tcase_add_test(tests, the_next_page_is_asked_from_the_oldest_op_on);
     tcase_add_test(tests, no_page_is_asked_when_there_are_enough_ops_or_none_is_older);
+    tcase_add_test(tests, what_keeps_the_rows_from_being_all_is_in_the_document);
     tcase_add_test(tests, an_error_in_the_middle_shows_nothing);
     tcase_add_test(tests, a_job_that_is_not_known_or_a_page_that_is_cut_off_is_an_error);
     tcase_add_test(tests, a_job_without_ops_is_told_in_words);
