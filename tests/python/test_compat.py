@@ -401,6 +401,11 @@ def test_small_helpers(monkeypatch):
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "3")
     assert env.get_env_rank_and_size() == (1, 3)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")  # as a cluster exports them
+    assert env.get_env_rank_and_size() == (1, 3)
+    monkeypatch.setenv("LOCAL_RANK", "0")  # as torchrun does
+    assert env.get_env_rank_and_size() == (0, 1)
     assert host_hash.host_hash() == host_hash.host_hash() != host_hash.host_hash("salt")
     assert settings.Settings(hosts="a:1", num_proc=1).hosts == "a:1"
     assert network.filter_local_addresses(["localhost", "no-such-host.invalid"]) == ["no-such-host.invalid"]
