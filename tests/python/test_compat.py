@@ -17,6 +17,7 @@ import conftest
 sys.path.insert(1, str(conftest.SOURCE / "python" / "compat"))
 
 import horovod
+from hvd import runner
 from horovod.common import process_sets, util
 from horovod.common.basics import HorovodBasics
 from horovod.runner import launch
@@ -239,6 +240,16 @@ def test_horovodrun_knows_every_option_of_parse_args():
 def horovodrun_native(*words):
     return subprocess.run(["horovodrun", *words], executable=str(conftest.BUILD / "bin" / "hvdrun"), capture_output=True,
                           text=True, timeout=60, check=False, env=conftest.clean_environment())
+
+
+def test_run_gives_ranks_horovods_variables_alone(monkeypatch):
+    for name in set(os.environ) - set(conftest.clean_environment()):
+        monkeypatch.delenv(name)
+    for name, value in conftest.clean_environment().items():
+        monkeypatch.setenv(name, value)
+    names = ("HOROVOD_RANK", "HVD_SIZE", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
+    assert horovod.run(lambda: [os.environ.get(name) for name in names]) == [["0", "1", None, None, None, None]]
+    assert runner.called.get() == "hvdrun"
 
 
 def test_horovodrun_starts_ranks():
