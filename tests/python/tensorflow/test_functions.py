@@ -184,6 +184,8 @@ def check_wrong_variables(hvd: Any) -> None:
     with pytest.raises(RuntimeError, match="does not support eager execution"):
         hvd.broadcast_global_variables(0)
     if hvd.size() > 1:
+        with pytest.raises(ValueError, match=r"rank 0 has 0, rank 1 has 1.*build it"):
+            hvd.broadcast_variables([tf.Variable(1.0) for _ in range(hvd.rank())], 0)
         with pytest.raises(ValueError, match=r"rank 0 has 1, rank 1 has 2.*build it"):
             hvd.broadcast_variables([tf.Variable(1.0) for _ in range(hvd.rank() + 1)], 0)
         with pytest.raises(ValueError, match=r"variable 1: rank 0 has float32 \[1\].*rank 1 has float32 \[2\]"):
