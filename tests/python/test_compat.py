@@ -387,6 +387,7 @@ def test_extensions_are_there_where_hvd_has_a_module():
         assert choose(None, False) == HorovodBasics.Sum
     with pytest.raises(ValueError, match="supersedes average"):
         choose(HorovodBasics.Sum, True)
+    assert importlib.import_module("horovod.torch.mpi_ops").handle_average_backwards_compatibility(None, None) == 0
 
 
 def test_small_helpers(monkeypatch):

@@ -106,6 +106,18 @@ def check_dense(hvd: Any) -> None:
     assert hvd.grouped_allreduce([]) == [] and hvd.grouped_reducescatter(()) == ()
 
 
+def check_what_other_packages_build_on(hvd: Any) -> None:
+    theirs = importlib.import_module("horovod.tensorflow")
+    assert issubclass(tf.compat.v1.train.GradientDescentOptimizer, theirs._LegacyOptimizer)
+    for groups in (0, None, 1):
+        reduce = theirs._make_allreduce_grads_fn("Custom", "", "", hvd.Compression.none, False, hvd.Sum, 1.0, groups)
+        variable = tf.Variable([0.0])
+        for call in (reduce, tf.function(reduce)):
+            for more in ((), ([variable, variable],)):
+                total, nothing = call([tf.constant([float(hvd.rank())]), None], *more)
+                assert float(total[0]) == sum(range(hvd.size())) and nothing is None
+
+
 def check_slices(hvd: Any) -> None:
     """IndexedSlices alone and beside others, eagerly and in a graph; averages of whole numbers are not whole."""
     rank, n = hvd.rank(), hvd.size()
@@ -302,6 +314,7 @@ def check_batch_norm(hvd: Any) -> None:
 def check_everything() -> None:
     hvd = begin()
     check_dense(hvd)
+    check_what_other_packages_build_on(hvd)
     check_slices(hvd)
     check_what_is_no_tensor(hvd)
     check_variables(hvd)
