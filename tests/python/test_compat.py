@@ -76,7 +76,10 @@ def test_the_version_passes_what_scripts_compare_it_with(wanted):
     ("horovod.runner.mpi_run", "no mpirun"), ("horovod.runner.js_run", "no jsrun"),
     ("horovod.runner.http.http_server", "no rendezvous server"), ("horovod.runner.driver", "no driver service"),
     ("horovod.runner.task", "no task service"), ("horovod.runner.task_fn", "horovod.run"),
-    ("horovod.runner.run_task", "horovod.run")])
+    ("horovod.runner.run_task", "horovod.run"), ("horovod._keras.callbacks", "horovod.tensorflow.keras"),
+    ("horovod.runner.util.streams", "hvdrun"), ("horovod.runner.util.cache", "no cache"),
+    ("horovod.runner.util.lsf", "-H"), ("horovod.runner.util.remote", "ssh"),
+    ("horovod.runner.common.util.network", "no services")])
 def test_what_is_missing_says_what_to_use(name, says):
     with pytest.raises(ImportError, match=says) as caught:
         importlib.import_module(name)
