@@ -61,16 +61,6 @@ def test_names_and_signatures_are_horovods() -> None:
         importlib.import_module("horovod.tensorflow.data.compute_service")
 
 
-def test_elastic_run_says_that_it_is_missing_when_what_it_made_is_called() -> None:
-    from horovod.tensorflow import elastic
-
-    @elastic.run
-    def train(state: Any) -> None:
-        del state
-    with pytest.raises(NotImplementedError, match=r"elastic training does not exist yet.*train\(\)"):
-        train(None)
-
-
 def begin() -> Any:
     import hvd.tensorflow as hvd
     tf.config.threading.set_inter_op_parallelism_threads(1)
@@ -251,6 +241,8 @@ def check_states(hvd: Any) -> None:
     model.set_weights([np.full([3, 2], float(rank))])
     follow_a_state(hvd, elastic.TensorFlowKerasState(model, **own), lambda: numbers(model.get_weights()),
                    lambda number: model.set_weights([np.full([3, 2], number)]))
+    state = elastic.TensorFlowState([tf.Variable(float(rank))], epoch=rank)
+    assert elastic.run(lambda given: (given.epoch, float(given.variables[0])))(state) == (0, 0.0)
     with pytest.raises(ValueError, match="no variables to keep"):
         elastic.TensorFlowState()
 
