@@ -117,10 +117,11 @@ struct hvi_launch_start {
     char hvdd[4096];
     char log_level[16];
     uint64_t start_timeout_ns, grace_ns;
-    bool verbose, bind_to_core, gpu_mps;
+    bool verbose, bind_to_core, gpu_mps, compat;
     uint64_t call_bytes, silence_ns;
     uint32_t exports; /* settings that begin with HOROVOD_; no more than there are */
     char mesh_listen[320], mesh_join[320], mesh_key[256];
+    char host[256];
     uint32_t ranks_before,
         ranks_there; /* there 0: all cores; else at least those before and here */
 };

@@ -114,6 +114,8 @@ static const struct wire_field start_fields[] = {
     FLAG(23, hvi_launch_start, gpu_mps),
     NUMBER(24, hvi_launch_start, ranks_before, 0, HVI_LAUNCH_SIZE_MAX),
     NUMBER(25, hvi_launch_start, ranks_there, 0, HVI_LAUNCH_SIZE_MAX),
+    FLAG(26, hvi_launch_start, compat),
+    TEXT(27, hvi_launch_start, host, ANY),
 };
 static const struct wire_table start = TABLE(launch_start, start_fields, 0);
 

@@ -15,6 +15,11 @@
  * of tasks is. SLURM_STEP_TASKS_PER_NODE is the step's own. `srun --mpi=pmi2` gives PMI's variables
  * without a word about nodes; its step is then the same launch, and tells.
  *
+ * Clusters and templates export RANK and WORLD_SIZE for programs of torch. Where neither LOCAL_RANK nor
+ * TORCHELASTIC_RUN_ID is beside them, they do not say that torchrun or the like has started this process, and
+ * the whole identity of a later row outranks them. A later row that knows a single process does not outrank
+ * several: `srun -n1` may run the program that starts them.
+ *
  * Arguments that name the rank and size that the launcher gave mean the launcher's process: its
  * other four numbers hold too.
  *
@@ -44,6 +49,7 @@ struct launcher {
     const char *local_rank, *local_size; /* may be NULL or unset, like all below */
     const char *cross_rank, *cross_size;
     const char *cross_size_instead; /* where neither local_size nor cross_size is set */
+    const char *evidence[2];        /* without either, a later row may outrank this one */
     const char *local_sizes;        /* of all nodes, "2(x3),1"; by cross_rank */
     const char *allocation, *step;  /* inside .allocation only a process with .step is a rank; its
                                        number is one of those that srun gives */
@@ -80,6 +86,7 @@ static const struct launcher launchers[] = {
         .local_size = "LOCAL_WORLD_SIZE",
         .cross_rank = "GROUP_RANK",
         .cross_size = "GROUP_WORLD_SIZE",
+        .evidence = {"LOCAL_RANK", "TORCHELASTIC_RUN_ID"},
         .job = {"TORCHELASTIC_RUN_ID", "MASTER_PORT"},
     },
     {
@@ -199,12 +206,33 @@ static int read_launcher(const struct launcher *launcher, struct client_identity
     return rc;
 }
 
+static bool launcher_whole(const struct launcher *launcher)
+{
+    return launcher_present(launcher) && variable(launcher->rank) && variable(launcher->size);
+}
+
+static bool launcher_of_several(const struct launcher *launcher)
+{
+    return launcher_whole(launcher) && strcmp(variable(launcher->size), "1") != 0;
+}
+
+static bool outranked(const struct launcher *launcher)
+{
+    if (!launcher->evidence[0] || variable(launcher->evidence[0]) ||
+        variable(launcher->evidence[1]))
+        return false;
+    for (const struct launcher *later = launcher + 1; later < launchers + LAUNCHERS; later++)
+        if (launcher_whole(later))
+            return launcher_of_several(later) || !launcher_of_several(launcher);
+    return false;
+}
+
 /* NULL: nothing has started this process. */
 static const struct launcher *innermost_launcher(void)
 {
-    for (size_t i = 0; i < LAUNCHERS; i++)
-        if (launcher_present(&launchers[i]))
-            return &launchers[i];
+    for (const struct launcher *row = launchers; row < launchers + LAUNCHERS; row++)
+        if (launcher_present(row) && !outranked(row))
+            return row;
     return NULL;
 }
 

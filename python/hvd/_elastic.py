@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
@@ -13,14 +13,14 @@ from hvd.objects import broadcast_object
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """A decorator for func(state, ...). What it returns raises NotImplementedError: elastic training does not exist yet."""
+    """A decorator for func(state, ...). The state becomes rank 0's on every rank, then `func` is called once: a job has a
+    fixed size, so nothing is restored and begun anew. HorovodInternalError, as of a rank that was lost, ends the call."""
 
     @functools.wraps(func)
-    def refuse(*_args: Any, **_kwargs: Any) -> NoReturn:
-        raise NotImplementedError(f"hvd.elastic.run: elastic training does not exist yet, so {func.__name__}() was not "
-                                  "started. Call it without the decorator for a job of fixed size: "
-                                  f"{func.__name__}.__wrapped__(state, ...)")
-    return refuse
+    def train(state: State, *args: Any, **kwargs: Any) -> Any:
+        state.sync()
+        return func(state, *args, **kwargs)
+    return train
 
 
 class State:

@@ -37,8 +37,10 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet | Sequence[int]] | 
     comm: None; a list of global ranks, which then are a job of their own (this rank must be in it); an mpi4py
         communicator; or a list of communicators, the first for the job, the others for process sets.
     process_sets: sets to add at once, the same on every rank; or "dynamic". Sets that are given as communicators may differ:
-        each rank gives those that it is in, and all are added on all ranks.
-    Raises ValueError("Horovod initialization failed. ...") when it cannot attach, or when ranks gave different sets."""
+        each rank gives those that it is in, and all are added on all ranks. Where this process is attached already,
+        nothing is added: each stands for the registered set of its ranks.
+    Raises ValueError("Horovod initialization failed. ...") when it cannot attach, or when ranks gave different sets; ValueError
+    too when it is attached, and no set of these ranks is registered."""
     sets: Sequence[Any] = ()
     if isinstance(process_sets, str):
         if process_sets.lower() != "dynamic":
@@ -60,6 +62,8 @@ def attach(identity: dict[str, Any], sets: Sequence[Any] = ()) -> bool:
         raise ValueError(f"Horovod initialization failed. {error}{_hint(str(error))}") from error
     if opened:
         _add_static_sets(sets)
+    else:
+        _sets.bind(sets)
     return opened
 
 
@@ -196,8 +200,9 @@ def stop_timeline() -> None:
 
 
 def mpi_threads_supported() -> bool:
-    """ValueError: there is no MPI here."""
-    raise ValueError("Horovod MPI is not enabled; hvd uses no MPI")
+    """True: this makes no call of MPI, so mpi4py may be used by any thread. ValueError before init()."""
+    _session.current()
+    return True
 
 
 def mpi_enabled() -> bool:

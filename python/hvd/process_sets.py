@@ -75,6 +75,7 @@ class ProcessSet:
 global_process_set = ProcessSet([])
 global_process_set.ranks = None
 _registered: dict[int, ProcessSet] = {}
+_bound: list[ProcessSet] = []  # objects beside those, which a repeated init() was given
 
 #: Whether HOROVOD_DYNAMIC_PROCESS_SETS=1 or init(process_sets="dynamic") announced sets that are added later. Under the name
 #: `horovod` they must be announced (python/compat), under ours they need not be.
@@ -141,7 +142,8 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         return False
     op.wait()
     _registered.pop(set_id, None)
-    process_set._invalidate()  # pylint: disable=protected-access
+    for same in [process_set, *(bound for bound in _bound if bound.process_set_id == set_id)]:
+        same._invalidate()  # pylint: disable=protected-access
     return True
 
 
@@ -181,6 +183,27 @@ def set_up(process_sets: Sequence[ProcessSet | Sequence[int] | Any], gather: Cal
         _land(process_set, op)
 
 
+def bind(process_sets: Sequence[ProcessSet | Sequence[int] | Any]) -> None:
+    """For an init() that finds a session open: each of these stands for the registered set of its ranks. ValueError: there is
+    none, or two have the same ranks."""
+    ids = {tuple(ranks): set_id for set_id, ranks in get_process_set_ids_and_ranks().items()} if process_sets else {}
+    seen = {0}
+    for at, given in enumerate(process_sets):
+        process_set = given if isinstance(given, ProcessSet) else ProcessSet(given)
+        if process_set.ranks is None:
+            process_set.ranks = ranks_of_comm(process_set.mpi_comm)
+        set_id = ids.get(tuple(process_set.ranks)) if process_set.ranks else None
+        if process_set.ranks and set_id is None:
+            raise ValueError(f"init() was called before, and no process set of the ranks {process_set.ranks} is registered "
+                             f"(number {at} of process_sets); add it with add_process_set")
+        if set_id in seen:
+            raise ValueError(f"A process set was given twice: number {at} of process_sets, {process_set}")
+        if set_id is not None:
+            seen.add(set_id)
+            process_set.process_set_id = set_id
+            _bound.append(process_set)
+
+
 def _in_one_order(wanted: Sequence[ProcessSet], gather: Callable[..., list[Any]]) -> list[ProcessSet]:
     """The sets that every rank adds, in the same order: those given as ranks, which are the same everywhere; then those of the
     communicators of all ranks, by their ranks. Finds out the ranks of this rank's communicators."""
@@ -196,9 +219,10 @@ def _in_one_order(wanted: Sequence[ProcessSet], gather: Callable[..., list[Any]]
 
 def tear_down() -> None:
     """After the session was closed: no set is registered any more."""
-    for process_set in _registered.values():
+    for process_set in [*_registered.values(), *_bound]:
         process_set._invalidate()  # pylint: disable=protected-access
     _registered.clear()
+    _bound.clear()
     global_process_set._invalidate()  # pylint: disable=protected-access
     global_process_set.ranks = None
 

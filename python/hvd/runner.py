@@ -9,6 +9,7 @@ learns when this process dies.
 from __future__ import annotations
 
 import codecs
+import contextvars
 import locale
 import os
 import pathlib
@@ -31,6 +32,9 @@ _USAGE = "Try hvdrun --help."
 
 #: hvdrun itself ends its ranks within its grace time of 5 s.
 _PATIENCE_S = 15.0
+
+#: The name that hvdrun is called by. Called horovodrun it gives ranks Horovod's variables alone.
+called: contextvars.ContextVar[str] = contextvars.ContextVar("called", default="hvdrun")
 
 _RANK = """\
 import sys
@@ -182,8 +186,8 @@ def _launch(words: Sequence[str]) -> tuple[int, list[str]]:
     environment = dict(os.environ)
     environment.setdefault("HVDRUN_PYTHON", sys.executable)
     said: list[str] = []
-    with subprocess.Popen([program("hvdrun"), *words], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE, start_new_session=True) as process:
+    with subprocess.Popen([called.get(), *words], executable=program("hvdrun"), env=environment, stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True) as process:
         assert process.stdout and process.stderr
         threads = [threading.Thread(target=_forward, args=(source, sink, said), daemon=True)
                    for source, sink in ((process.stdout, sys.stdout), (process.stderr, sys.stderr))]

@@ -394,7 +394,9 @@ def test_a_failure_ends_the_others_and_is_named(launcher):
 
 
 def test_called_horovodrun_it_speaks_as_horovod(launcher):
-    done = launcher.run("-np", "1", "sh", "-c", "exit 3", called="horovodrun")
+    done = launcher.run("-np", "1", "sh", "-c", "echo ${RANK-none} $HOROVOD_HOSTNAME $HOROVOD_CPU_OPERATIONS; exit 3",
+                        called="horovodrun")
+    assert done.stdout == "[0]<stdout>:none localhost gloo\n"
     assert done.returncode == 3 and done.stderr.endswith(
         "Horovod detected that one or more processes exited with non-zero status, thus causing the job to be terminated. The "
         "first process to do so was:\nProcess name: 0\nExit code: 3\n")

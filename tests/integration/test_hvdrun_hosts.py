@@ -103,8 +103,10 @@ def test_ranks_are_numbered_over_the_hosts(hosts):
 
 def test_np_limits_the_ranks_and_a_hostfile_names_the_hosts(hosts):
     (hosts.folder / "file").write_text("# two of three\nh1 slots=1 max_slots=3\nh2:2  # full\nh3\n")
-    done = hosts.run("-np", "3", "--hostfile", "file", "sh", "-c", "echo $HVD_LOCAL_RANK of $HVD_LOCAL_SIZE")
-    assert sorted(done.stdout.splitlines()) == ["[0]<stdout>:0 of 1", "[1]<stdout>:0 of 2", "[2]<stdout>:1 of 2"]
+    done = hosts.run("-np", "3", "--hostfile", "file", "sh", "-c",
+                     "echo $HVD_LOCAL_RANK of $HVD_LOCAL_SIZE on $HOROVOD_HOSTNAME ${RANK-none}", called="horovodrun")
+    assert sorted(done.stdout.splitlines()) == [
+        "[0]<stdout>:0 of 1 on h1 none", "[1]<stdout>:0 of 2 on h2 none", "[2]<stdout>:1 of 2 on h2 none"]
     assert sorted(line.split()[0] for line in hosts.words()) == ["h1", "h2"]
 
 

@@ -17,6 +17,7 @@ import conftest
 sys.path.insert(1, str(conftest.SOURCE / "python" / "compat"))
 
 import horovod
+from hvd import runner
 from horovod.common import process_sets, util
 from horovod.common.basics import HorovodBasics
 from horovod.runner import launch
@@ -75,7 +76,10 @@ def test_the_version_passes_what_scripts_compare_it_with(wanted):
     ("horovod.runner.mpi_run", "no mpirun"), ("horovod.runner.js_run", "no jsrun"),
     ("horovod.runner.http.http_server", "no rendezvous server"), ("horovod.runner.driver", "no driver service"),
     ("horovod.runner.task", "no task service"), ("horovod.runner.task_fn", "horovod.run"),
-    ("horovod.runner.run_task", "horovod.run")])
+    ("horovod.runner.run_task", "horovod.run"), ("horovod._keras.callbacks", "horovod.tensorflow.keras"),
+    ("horovod.runner.util.streams", "hvdrun"), ("horovod.runner.util.cache", "no cache"),
+    ("horovod.runner.util.lsf", "-H"), ("horovod.runner.util.remote", "ssh"),
+    ("horovod.runner.common.util.network", "no services")])
 def test_what_is_missing_says_what_to_use(name, says):
     with pytest.raises(ImportError, match=says) as caught:
         importlib.import_module(name)
@@ -241,6 +245,16 @@ def horovodrun_native(*words):
                           text=True, timeout=60, check=False, env=conftest.clean_environment())
 
 
+def test_run_gives_ranks_horovods_variables_alone(monkeypatch):
+    for name in set(os.environ) - set(conftest.clean_environment()):
+        monkeypatch.delenv(name)
+    for name, value in conftest.clean_environment().items():
+        monkeypatch.setenv(name, value)
+    names = ("HOROVOD_RANK", "HVD_SIZE", "RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")
+    assert horovod.run(lambda: [os.environ.get(name) for name in names]) == [["0", "1", None, None, None, None]]
+    assert runner.called.get() == "hvdrun"
+
+
 def test_horovodrun_starts_ranks():
     done = horovodrun("-np", "2", "--gloo", "sh", "-c", "echo $HOROVOD_RANK of $HOROVOD_SIZE")
     assert done.returncode == 0, done.stderr
@@ -376,6 +390,7 @@ def test_extensions_are_there_where_hvd_has_a_module():
         assert choose(None, False) == HorovodBasics.Sum
     with pytest.raises(ValueError, match="supersedes average"):
         choose(HorovodBasics.Sum, True)
+    assert importlib.import_module("horovod.torch.mpi_ops").handle_average_backwards_compatibility(None, None) == 0
 
 
 def test_small_helpers(monkeypatch):
@@ -401,6 +416,11 @@ def test_small_helpers(monkeypatch):
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "3")
     assert env.get_env_rank_and_size() == (1, 3)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")  # as a cluster exports them
+    assert env.get_env_rank_and_size() == (1, 3)
+    monkeypatch.setenv("LOCAL_RANK", "0")  # as torchrun does
+    assert env.get_env_rank_and_size() == (0, 1)
     assert host_hash.host_hash() == host_hash.host_hash() != host_hash.host_hash("salt")
     assert settings.Settings(hosts="a:1", num_proc=1).hosts == "a:1"
     assert network.filter_local_addresses(["localhost", "no-such-host.invalid"]) == ["no-such-host.invalid"]

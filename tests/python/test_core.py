@@ -19,13 +19,24 @@ def check_identity_and_sets():
     with pytest.raises(ValueError, match="has not been initialized; use hvd.init"):
         hvd.rank()
     assert not hvd.is_initialized()
+    with pytest.raises(ValueError, match="has not been initialized"):
+        hvd.mpi_threads_supported()
     hvd.init(process_sets=[[0], hvd.ProcessSet([2, 0])])
     hvd.init()
+    assert hvd.mpi_threads_supported()
     assert hvd.is_initialized() and (hvd.size(), hvd.local_size(), hvd.cross_size(), hvd.cross_rank()) == (3, 3, 1, 0)
     assert hvd.rank() == hvd.local_rank() and hvd.is_homogeneous()
     assert hvd.global_process_set.ranks == [0, 1, 2] and hvd.global_process_set.size() == 3
     from hvd import process_sets
     assert process_sets.get_process_set_ids_and_ranks() == {0: [0, 1, 2], 1: [0], 2: [0, 2]}
+    again = hvd.ProcessSet([0, 2])
+    hvd.init(process_sets=[again])
+    assert (again.process_set_id, again.size()) == (2, 2)
+    with pytest.raises(ValueError, match="no process set of the ranks .1, 2. is registered .number 1"):
+        hvd.init(process_sets=[[0], [1, 2]])
+    for twice in ([[0], [0]], [[0, 1, 2]]):
+        with pytest.raises(ValueError, match="given twice"):
+            hvd.init(process_sets=twice)
     with pytest.raises(ValueError, match="duplicate process set"):
         hvd.add_process_set([0, 2])
     with pytest.raises(ValueError, match="duplicate process set"):
@@ -48,6 +59,7 @@ def check_identity_and_sets():
     with pytest.raises(ValueError, match="does not exist, or has not been registered"):
         hvd.barrier(process_set=pair)
     hvd.shutdown()
+    assert again.process_set_id is None
     hvd.shutdown()
     with pytest.raises(hvd.HorovodInternalError):
         hvd.barrier()

@@ -3,6 +3,7 @@
 
 Each `check_*` runs on every rank, in a session of its own. All checks of a launch share its processes: starting torch
 takes longer than they do."""
+import contextlib
 import pathlib
 import resource
 import sys
@@ -448,7 +449,71 @@ def check_parameters_that_are_replaced():
             _train(model, ours, _mine(x), _mine(y), steps=2)
             _same(model, alone)
         assert ours._hvd_reducer._slots.keys() == set(model.parameters())
+        assert not any(slot.awaited for slot in ours._hvd_reducer._slots.values())
         assert len(ours._parameter_names) == len(alone.state_dict()) + 4 * named
+
+
+def check_groups_that_hold_master_copies():
+    """As apex's O2: from the first step on, groups hold copies of more bits, and autograd goes on with the model's own."""
+    x, y = _data()
+    alone, model = _model(), _model()
+    plain = torch.optim.SGD(alone.parameters(), lr=0.1)
+    ours = _wrapped(model, lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+    plain.synchronize, plain.skip_synchronize = lambda: None, contextlib.nullcontext
+
+    def train(which, optimizer, mine):
+        copies = [parameter.detach().double().requires_grad_() for parameter in which.parameters()]
+        optimizer.param_groups[0]["params"] = copies
+        zeroes = 0
+        for _ in range(5):
+            which.zero_grad()
+            _loss(which, *mine).backward()
+            optimizer.synchronize()
+            for copy, parameter in zip(copies, which.parameters()):
+                zeroes += copy.grad is not None
+                copy.grad = parameter.grad.double()
+            with optimizer.skip_synchronize():
+                optimizer.step()
+            for copy, parameter in zip(copies, which.parameters()):
+                parameter.data.copy_(copy.data)
+                copy.grad = None
+        return zeroes
+    train(alone, plain, (x, y))
+    zeroes = train(model, ours, (_mine(x), _mine(y)))
+    _same(model, alone)
+    assert not zeroes, "a copy, which autograd never reaches, was given a gradient"
+
+
+def check_an_added_parameter_that_one_rank_uses_later():
+    hvd = _hvd()
+    used, added = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(3))
+    ours = hvd.DistributedOptimizer(torch.optim.SGD([used], lr=1.0))
+    ours.add_param_group({"params": [added]})
+    for step in range(4):
+        ours.zero_grad()
+        (used.sum() + (added.sum() if step > 1 and hvd.rank() == 0 else 0)).backward()
+        ours.step()
+        assert used[0].item() == -step
+        assert added[0].item() == pytest.approx(1 - max(step - 1, 0) / hvd.size())
+
+
+def check_a_set_of_required_parameters_that_was_emptied():
+    """Parameters that nothing has used in a step are not reduced, and the optimizer leaves them as they are."""
+    hvd = _hvd()
+    used, beside = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))  # in one segment
+    large = torch.nn.Parameter(torch.ones(1 << 20))
+    ours = hvd.DistributedOptimizer(torch.optim.SGD([used, beside, large], lr=1.0, weight_decay=0.1))
+    ours._requires_update = set()
+    for which in ([used], [large], [used, beside]):
+        before = [parameter.detach().clone() for parameter in (used, beside, large)]
+        ours.zero_grad()
+        sum(parameter.sum() * (hvd.rank() + 1) for parameter in which).backward()
+        ours.step()
+        for parameter, old in zip((used, beside, large), before):
+            got = any(parameter is each for each in which)
+            assert (parameter.grad is not None) == got
+            wanted = old - (hvd.size() + 1) / 2 - 0.1 * old if got else old
+            assert torch.allclose(parameter, wanted)
 
 
 def check_shared_and_strangely_laid_out_parameters():

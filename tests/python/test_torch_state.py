@@ -57,17 +57,6 @@ def test_names_and_signatures_are_horovods():
     assert (hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max, hvd.Product) == (0, 1, 2, 3, 4, 5)
 
 
-def test_elastic_says_what_is_not_there():
-    import hvd.torch as hvd
-
-    @hvd.elastic.run
-    def train(state):
-        raise AssertionError(state)
-
-    with pytest.raises(NotImplementedError, match=r"elastic training does not exist yet.*train\(\)"):
-        train(None)
-
-
 # ---- state ----
 
 
@@ -220,6 +209,17 @@ def check_elastic(hvd):
     assert state.epoch == 7 and called == [1]
     with pytest.raises(AttributeError, match="no 'nothing'"):
         state.nothing
+    state.epoch = hvd.rank() + 3
+
+    @hvd.elastic.run
+    def train(given, more, end=None):
+        assert given is state and given.epoch == 3  # rank 0's
+        if end is not None:
+            raise end
+        return more + given.epoch
+    assert train(state, 4) == 7 and train.__name__ == "train"
+    with pytest.raises(hvd.HorovodInternalError, match="a rank was lost"):
+        train(state, 4, end=hvd.HorovodInternalError("a rank was lost"))
 
 
 def check_what_is_saved_outlives_restores(hvd):

@@ -188,6 +188,7 @@ static const char *take_options(struct agent *agent)
         .verbose = start->verbose,
         .bind_to_core = start->bind_to_core,
         .gpu_mps = start->gpu_mps,
+        .compat = start->compat,
     };
     if (agent->command == NULL || agent->environment == NULL || agent->settings == NULL)
         return "out of memory";
@@ -267,6 +268,7 @@ static void open_node(struct agent *agent)
         .heritage = &agent->heritage,
         .places = agent->places,
         .size = agent->start.size,
+        .host = if_any(agent->start.host),
         .job = agent->start.job,
         .key = agent->start.job_key,
         .mesh = {.listen = if_any(agent->start.mesh_listen),

@@ -40,6 +40,7 @@ struct run_node_plan {
     const struct run_heritage *heritage;
     const struct run_place *places;
     int size;
+    const char *host; /* as the user has named it; NULL: not at all */
     const char *job, *key;
     const char *master_address; /* for torch.distributed; its port 0: none was free */
     int master_port;

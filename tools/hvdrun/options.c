@@ -306,6 +306,26 @@ static int take_beginning(int argc, char **argv, int at, struct taking *taking)
     return take(taking);
 }
 
+/* Horovod's shell takes the words NAME=VALUE before a command for its environment. */
+static bool is_assignment(const char *word)
+{
+    static const char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz_0123456789";
+    const size_t length = strspn(word, letters);
+    return length > 0 && word[length] == '=' && (word[0] < '0' || word[0] > '9');
+}
+
+/* -1 after a complaint. */
+static int take_command(char **words, struct taking *taking)
+{
+    for (; taking->options->compat && *words != NULL && is_assignment(*words); words++) {
+        taking->value = *words;
+        if (add_variable(taking) != 0)
+            return -1;
+    }
+    taking->options->command = words;
+    return 0;
+}
+
 /* -1 after a complaint. */
 static int parse_line(int argc, char **argv, struct taking *taking)
 {
@@ -340,8 +360,7 @@ static int parse_line(int argc, char **argv, struct taking *taking)
         if (take(taking) != 0)
             return -1;
     }
-    taking->options->command = argv + optind;
-    return 0;
+    return take_command(argv + optind, taking);
 }
 
 /* ---- the configuration file ---- */

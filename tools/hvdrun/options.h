@@ -39,7 +39,7 @@ struct run_options {
     bool no_prefix, timestamps, verbose, bind_to_core, bind_to_nothing, gpu_mps, tcp;
     bool gloo, mpi, jsrun, autotune;
     bool help, help_man, version, check_build; /* one of these instead of a command */
-    bool compat;    /* called horovodrun: that is the name it goes by in what it prints */
+    bool compat;    /* called horovodrun: it goes by that name, and ranks get what Horovod gives */
     char **command; /* argv's tail, NULL-terminated; its first word is the program */
 
     /* "HOROVOD_X=value" for the ranks, one per X, on the heap. */

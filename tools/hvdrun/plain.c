@@ -102,6 +102,7 @@ static bool open_node(struct plain *plain)
         .heritage = &plain->heritage,
         .places = plain->places,
         .size = plain->options->ranks,
+        .host = plain->options->places.count > 0 ? plain->options->places.list[0].name : NULL,
         .job = plain->job,
         .key = plain->key,
         .master_address = "127.0.0.1",

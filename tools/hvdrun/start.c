@@ -69,10 +69,13 @@ int run_start_free_port(void)
     return port;
 }
 
-/* What torch.distributed's "env://" reads, so that its programs run as under torchrun. */
+/* What torch.distributed's "env://" reads, so that its programs run as under torchrun. Horovod sets none of it, and libraries
+ * (accelerate, WebDataset) take it for a word that torch.distributed is to be used. */
 static void identity_for_torch(const struct run_node_plan *plan, int index,
                                struct settings *settings)
 {
+    if (plan->options->compat)
+        return;
     set(settings, "RANK=%d", plan->places[index].rank);
     set(settings, "WORLD_SIZE=%d", plan->size);
     set(settings, "LOCAL_RANK=%d", index);
@@ -111,16 +114,27 @@ static void options_of(const struct run_options *options, struct settings *setti
         settings->list[settings->count++] = options->variables[i];
 }
 
+/* The name that the user has given the host; without one, horovodrun's ranks get Horovod's word for it. */
+static void set_host(const struct run_node_plan *plan, struct settings *settings)
+{
+    char host[HOST_NAME_MAX + 1] = "localhost";
+    if (!plan->options->compat)
+        gethostname(host, sizeof host - 1);
+    set(settings, "HOROVOD_HOSTNAME=%.240s", plan->host != NULL ? plan->host : host);
+}
+
 static void make_settings(const struct run_node *node, int index, int result_fd,
                           struct settings *settings_p)
 {
     const struct run_node_plan *plan = node->plan;
-    char host[HOST_NAME_MAX + 1] = "localhost";
     memset(settings_p, 0, sizeof *settings_p);
-    gethostname(host, sizeof host - 1);
     identity(plan, index, settings_p);
     identity_for_torch(plan, index, settings_p);
-    set(settings_p, "HOROVOD_HOSTNAME=%s", host);
+    set_host(plan, settings_p);
+    if (plan->options->compat) {
+        set(settings_p, "HOROVOD_CONTROLLER=gloo");
+        set(settings_p, "HOROVOD_CPU_OPERATIONS=gloo");
+    }
     set(settings_p, "HVD_ADDRESS=%s", node->address);
     set(settings_p, "HVD_JOB_ID=%s", plan->job);
     set(settings_p, "HVD_JOB_KEY=%s", plan->key);

@@ -152,6 +152,7 @@ static void fill(const struct run_task *task, struct hvi_launch_start *start)
     start->verbose = options->verbose;
     start->bind_to_core = options->bind_to_core;
     start->gpu_mps = options->gpu_mps;
+    start->compat = options->compat;
     put(start->job, sizeof start->job, task->job);
     put(start->job_key, sizeof start->job_key, task->key);
     put(start->address, sizeof start->address, options->address);
@@ -169,6 +170,7 @@ void run_task_send(const struct run_task *task, size_t host, uint64_t patience_n
     start->start_timeout_ns = patience_ns;
     start->ranks_before = machine->before;
     start->ranks_there = machine->there;
+    put(start->host, sizeof start->host, link->host->name);
     put(start->mesh_listen, sizeof start->mesh_listen, host == 0 ? task->mesh_listen : "");
     put(start->mesh_join, sizeof start->mesh_join, host == 0 ? "" : task->mesh_join);
     put(start->mesh_key, sizeof start->mesh_key, host == 0 ? task->server_key : task->client_key);

@@ -191,7 +191,8 @@ struct hvd_options {
     const char *job;
     /* Secret shared by the job's ranks. NULL: $HVD_JOB_KEY, else none. */
     const char *job_key;
-    /* HVD_FROM_ENV: hvdrun, torchrun, Open MPI, PMI, Slurm, in that order; else rank 0 of 1. */
+    /* HVD_FROM_ENV: hvdrun, torchrun, Open MPI, PMI, Slurm, in that order; else rank 0 of 1.
+     * RANK and WORLD_SIZE alone may be a cluster's: hvd.h(3) says when another comes before them. */
     int rank, size;
     /* HVD_FROM_ENV: as above, also where rank and size are given and are the launcher's; else derived
      * from rank and size, as if all ranks were on this node. */

@@ -11,7 +11,13 @@ _WHY = {
     "horovod.data": "it is not offered; use a torch DataLoader with num_workers and prefetch_factor",
     "horovod.tensorflow.data": "it is not offered; start tf.data.experimental.service.DispatchServer and WorkerServer beside "
                                "the job, and read from them with tf.data.experimental.service.distribute",
+    "horovod._keras": "it is the inside of horovod.keras and horovod.tensorflow.keras; use these",
     "horovod.common.elastic": "elastic jobs come later; horovod.torch.elastic has TorchState and ElasticSampler",
+    "horovod.runner.util.streams": f"hvdrun passes on what ranks print; {_STARTED}",
+    "horovod.runner.util.cache": f"the launcher checks no hosts beforehand, so it keeps no cache of checks; {_STARTED}",
+    "horovod.runner.util.lsf": "hvdrun does not ask LSF for hosts; give them by -H",
+    "horovod.runner.util.remote": f"hvdrun calls ssh itself; {_STARTED}",
+    "horovod.runner.common.util.network": f"there are no services of a launcher; {_STARTED}",
     "horovod.runner.common.service": f"there are no services of a launcher; {_STARTED}",
     "horovod.runner.elastic": "elastic jobs come later",
     "horovod.runner.gloo_run": f"there is no Gloo here; {_STARTED}",

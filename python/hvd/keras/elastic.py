@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Elastic training's names. The state and the callbacks work in a job of fixed size; run() does not exist yet and says so
-when it is called."""
+"""Elastic training's names. The state, the callbacks and run() work in a job of fixed size, without resets."""
 from __future__ import annotations
 
 import keras

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Elastic training's names. The states do their work in a job of fixed size, eagerly and with sessions of TensorFlow 1;
-run() does not exist yet and says so when what it made is called."""
+"""Elastic training's names. The states do their work in a job of fixed size, eagerly and with sessions of TensorFlow 1,
+and so does run(), without resets."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence

@@ -137,7 +137,7 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int, process_set: P
                      "them once it is built: call it once, or build() it, before")
     if tf.executing_eagerly():
         id_of(process_set, "Broadcast")
-        return _broadcast_now(variables, root_rank, process_set) if variables else None
+        return _broadcast_now(variables, root_rank, process_set)
     return _broadcast_in_graph(variables, root_rank, process_set)
 
 

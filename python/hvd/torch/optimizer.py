@@ -106,17 +106,22 @@ class _Common:
                 reducer.add(parameter, names[parameter], numbers.get(parameter))
 
     def _hvd_find_new(self) -> None:
-        """Takes in parameters that were added, or require gradients, only now. Parameters that are in no group any more are
-        left out after the step."""
+        """Takes in parameters that were added, or require gradients, only now."""
         reducer = self._hvd_reducer
         for i, group in enumerate(self.param_groups):
             for j, parameter in enumerate(group["params"]):
                 if parameter.requires_grad and parameter not in reducer:
                     if parameter not in self._parameter_names:
                         self._parameter_names[parameter] = self._hvd_free_name(f"{_NONAME}{i}.{j}")
-                    reducer.add(parameter, self._parameter_names[parameter])
-        for parameter in reducer.leave_out_all_but(
-                {parameter for group in self.param_groups for parameter in group["params"]}):
+                    reducer.add(parameter, self._parameter_names[parameter], later=True)
+
+    def _hvd_finish(self) -> None:
+        """Ends the step's reductions. A parameter that is in no group any more, and that nothing else refers to on any rank,
+        is left out after it."""
+        self._hvd_find_new()
+        self._hvd_reducer.keep({parameter for group in self.param_groups for parameter in group["params"]})
+        everything = self.__dict__.get("_requires_update") != set()  # scripts empty it, as Horovod's issue 1099 says
+        for parameter in self._hvd_reducer.finish(everything):
             if self._parameter_names.get(parameter, "").startswith(_NONAME):
                 del self._parameter_names[parameter]
 
@@ -163,8 +168,7 @@ class _DistributedOptimizer(_Common):
         sent for them). After it gradients may be read and changed: clip, unscale. Does nothing on ranks outside the
         process set. HorovodInternalError: another rank failed; its gradients are then undefined."""
         if self._hvd_active:
-            self._hvd_find_new()
-            self._hvd_reducer.finish()
+            self._hvd_finish()
         self._synchronized = bool(self._hvd_set.included())
 
     @contextlib.contextmanager
@@ -232,8 +236,7 @@ class _DistributedAdasumOptimizer(_Common):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._hvd_find_new()
-        self._hvd_reducer.finish()
+        self._hvd_finish()
         return loss
 
     step.hooked = True  # type: ignore[attr-defined]

@@ -61,16 +61,6 @@ def test_names_and_signatures_are_horovods() -> None:
         importlib.import_module("horovod.tensorflow.data.compute_service")
 
 
-def test_elastic_run_says_that_it_is_missing_when_what_it_made_is_called() -> None:
-    from horovod.tensorflow import elastic
-
-    @elastic.run
-    def train(state: Any) -> None:
-        del state
-    with pytest.raises(NotImplementedError, match=r"elastic training does not exist yet.*train\(\)"):
-        train(None)
-
-
 def begin() -> Any:
     import hvd.tensorflow as hvd
     tf.config.threading.set_inter_op_parallelism_threads(1)
@@ -104,6 +94,18 @@ def check_dense(hvd: Any) -> None:
     several = hvd.grouped_reducescatter([mine, tf.cast(mine, tf.int64)], op=hvd.Sum)
     assert [part.dtype for part in several] == [tf.float32, tf.int64] and several[1].shape == [4 // n, 2]
     assert hvd.grouped_allreduce([]) == [] and hvd.grouped_reducescatter(()) == ()
+
+
+def check_what_other_packages_build_on(hvd: Any) -> None:
+    theirs = importlib.import_module("horovod.tensorflow")
+    assert issubclass(tf.compat.v1.train.GradientDescentOptimizer, theirs._LegacyOptimizer)
+    for groups in (0, None, 1):
+        reduce = theirs._make_allreduce_grads_fn("Custom", "", "", hvd.Compression.none, False, hvd.Sum, 1.0, groups)
+        variable = tf.Variable([0.0])
+        for call in (reduce, tf.function(reduce)):
+            for more in ((), ([variable, variable],)):
+                total, nothing = call([tf.constant([float(hvd.rank())]), None], *more)
+                assert float(total[0]) == sum(range(hvd.size())) and nothing is None
 
 
 def check_slices(hvd: Any) -> None:
@@ -184,6 +186,8 @@ def check_wrong_variables(hvd: Any) -> None:
     with pytest.raises(RuntimeError, match="does not support eager execution"):
         hvd.broadcast_global_variables(0)
     if hvd.size() > 1:
+        with pytest.raises(ValueError, match=r"rank 0 has 0, rank 1 has 1.*build it"):
+            hvd.broadcast_variables([tf.Variable(1.0) for _ in range(hvd.rank())], 0)
         with pytest.raises(ValueError, match=r"rank 0 has 1, rank 1 has 2.*build it"):
             hvd.broadcast_variables([tf.Variable(1.0) for _ in range(hvd.rank() + 1)], 0)
         with pytest.raises(ValueError, match=r"variable 1: rank 0 has float32 \[1\].*rank 1 has float32 \[2\]"):
@@ -237,6 +241,8 @@ def check_states(hvd: Any) -> None:
     model.set_weights([np.full([3, 2], float(rank))])
     follow_a_state(hvd, elastic.TensorFlowKerasState(model, **own), lambda: numbers(model.get_weights()),
                    lambda number: model.set_weights([np.full([3, 2], number)]))
+    state = elastic.TensorFlowState([tf.Variable(float(rank))], epoch=rank)
+    assert elastic.run(lambda given: (given.epoch, float(given.variables[0])))(state) == (0, 0.0)
     with pytest.raises(ValueError, match="no variables to keep"):
         elastic.TensorFlowState()
 
@@ -300,6 +306,7 @@ def check_batch_norm(hvd: Any) -> None:
 def check_everything() -> None:
     hvd = begin()
     check_dense(hvd)
+    check_what_other_packages_build_on(hvd)
     check_slices(hvd)
     check_what_is_no_tensor(hvd)
     check_variables(hvd)

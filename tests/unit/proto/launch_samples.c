@@ -40,13 +40,14 @@ static void make_start(struct hvi_launch_start *start, bool full)
     strcpy(start->mesh_listen, "192.0.2.1:0");
     strcpy(start->mesh_join, "[2001:db8::1]:9600");
     strcpy(start->mesh_key, "server x\nclient y\nsecret z\n");
+    strcpy(start->host, "h1");
     start->ranks_before = 1;
     start->ranks_there = 3;
     start->start_timeout_ns = UINT64_MAX;
     start->grace_ns = 1;
     start->call_bytes = 1u << 20;
     start->silence_ns = 1;
-    start->verbose = start->bind_to_core = start->gpu_mps = true;
+    start->verbose = start->bind_to_core = start->gpu_mps = start->compat = true;
 }
 
 static void make_from_agent(unsigned index, struct hvi_launch_msg *msg)

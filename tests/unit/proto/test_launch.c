@@ -72,6 +72,7 @@ START_TEST(a_start_has_what_was_said)
     ck_assert(msg.start.bind_to_core && msg.start.gpu_mps &&
               msg.start.start_timeout_ns == UINT64_MAX);
     ck_assert(msg.start.ranks_before == 1 && msg.start.ranks_there == 3);
+    ck_assert(msg.start.compat && strcmp(msg.start.host, "h1") == 0);
     hvi_launch_msg_free(&msg);
     free(frame);
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -24,6 +25,22 @@ from hvd.tensorflow import (
     BroadcastGlobalVariablesHook as _Hook, DistributedGradientTape, DistributedOptimizer, PartialDistributedGradientTape,
     allreduce, broadcast_global_variables as _broadcast_global_variables, grouped_allreduce, grouped_reducescatter,
     reducescatter)
+from hvd.tensorflow._gradients import make_reduce as _make_reduce
+
+_LegacyOptimizer = tf.compat.v1.train.Optimizer
+
+
+def _make_allreduce_grads_fn(name: str, device_dense: str, device_sparse: str, compression: Any, sparse_as_dense: bool,
+                             op: int, gradient_predivide_factor: float, groups: Any,
+                             process_set: ProcessSet = global_process_set) -> Callable[..., list[Any]]:
+    """A function of gradients, and of their variables if they are at hand, that gives the reduced gradients. Optimizers of
+    other packages are built on it."""
+    reduce = _make_reduce(name, op, compression, sparse_as_dense, gradient_predivide_factor, 0, groups or None, process_set,
+                          device_dense, device_sparse)
+
+    def allreduce_grads(grads: Sequence[Any], vars: Sequence[Any] | None = None) -> list[Any]:  # pylint: disable=redefined-builtin
+        return reduce(grads, grads if vars is None else vars)
+    return allreduce_grads
 
 
 def broadcast_global_variables(root_rank: int) -> Any:

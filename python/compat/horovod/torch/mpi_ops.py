@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from horovod.common.basics import HorovodBasics as _HorovodBasics
 from horovod.common.process_sets import add_process_set, remove_process_set  # noqa: F401
-from horovod.common.util import check_installed_version, gpu_available, num_rank_is_power_2  # noqa: F401
+from horovod.common.util import (check_installed_version, get_average_backwards_compatibility_fun,  # noqa: F401
+                                 gpu_available, num_rank_is_power_2)
 from hvd.torch.compression import Compression  # noqa: F401
 from hvd.torch.mpi_ops import (  # noqa: F401
     Adasum, Average, HorovodInternalError, Max, Min, Product, ProcessSet, Sum, allgather, allgather_async, allreduce,
@@ -17,3 +18,4 @@ from hvd.torch.mpi_ops import (  # noqa: F401
     start_timeline, stop_timeline, synchronize)
 
 _basics = _HorovodBasics(__file__, "mpi_lib_v2")
+handle_average_backwards_compatibility = get_average_backwards_compatibility_fun(_basics)

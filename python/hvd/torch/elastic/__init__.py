@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Elastic training's names. States and samplers work; run() does not exist yet and says so when it is called."""
+"""Elastic training's names. States and samplers work, and run() in a job of fixed size, without resets."""
 from __future__ import annotations
 
 from hvd._elastic import run

@@ -165,6 +165,20 @@ START_TEST(ranks_know_their_place_and_print_to_hvdrun)
 }
 END_TEST
 
+START_TEST(ranks_of_horovodrun_have_horovods_variables_alone)
+{
+    start.start.rank_count = 1;
+    start.start.compat = true;
+    snprintf(start.start.host, sizeof start.start.host, "user@h2");
+    setenv("MASTER_ADDR", "the-users-own", 1);
+    run("echo ${RANK-no} ${WORLD_SIZE-no} ${LOCAL_RANK-no} ${LOCAL_WORLD_SIZE-no} $MASTER_ADDR "
+        "${MASTER_PORT-no}; echo $HOROVOD_RANK $HOROVOD_HOSTNAME $HOROVOD_CONTROLLER");
+    await_exits();
+    ck_assert_str_eq(talk.output[0], "no no no no the-users-own no\n2 user@h2 gloo\n");
+    end_well();
+}
+END_TEST
+
 START_TEST(all_that_it_starts_keeps_to_its_cores)
 {
     char cores[HVI_CPUSET_TEXT], wanted[HVI_CPUSET_TEXT + 128];
@@ -559,6 +573,7 @@ static TCase *make_ranks_case(void)
     tcase_set_timeout(tests, 60);
     tcase_add_checked_fixture(tests, setup, teardown);
     tcase_add_test(tests, ranks_know_their_place_and_print_to_hvdrun);
+    tcase_add_test(tests, ranks_of_horovodrun_have_horovods_variables_alone);
     tcase_add_test(tests, all_that_it_starts_keeps_to_its_cores);
     tcase_add_test(tests, each_rank_ends_on_its_own);
     tcase_add_test(tests, only_rank_0_reads_what_hvdrun_reads);

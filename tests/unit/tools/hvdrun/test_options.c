@@ -612,6 +612,25 @@ START_TEST(it_goes_by_the_name_it_was_called)
 }
 END_TEST
 
+START_TEST(words_before_the_command_are_variables_for_horovodrun_alone)
+{
+    char *argv[] = {(char[]){"horovodrun"}, (char[]){"-np"},   (char[]){"1"},   (char[]){"A_1=b"},
+                    (char[]){"C="},         (char[]){"./d=e"}, (char[]){"F=g"}, NULL};
+    ck_assert_int_eq(run_options_parse(7, argv, &options, text, sizeof text), 0);
+    ck_assert_uint_eq(options.variable_count, 2);
+    ck_assert_str_eq(options.variables[0], "A_1=b");
+    ck_assert_str_eq(options.variables[1], "C=");
+    ck_assert_str_eq(options.command[0], "./d=e");
+    ck_assert_str_eq(options.command[1], "F=g");
+    run_options_fini(&options);
+    argv[5] = NULL;
+    ck_assert_int_eq(run_options_parse(5, argv, &options, text, sizeof text), -1);
+    ck_assert_str_eq(text, "which command? horovodrun -np 1 command...");
+    ck_assert_int_eq(parse("-np 1 A=b true"), 0);
+    ck_assert_str_eq(options.command[0], "A=b");
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("tools/hvdrun/options");
@@ -621,6 +640,7 @@ int main(void)
     tcase_add_test(tests, an_abbreviation_of_horovodruns_is_none_of_hvdruns_own_options);
     tcase_add_test(tests, everything_after_the_command_is_the_commands);
     tcase_add_test(tests, options_reach_their_members);
+    tcase_add_test(tests, words_before_the_command_are_variables_for_horovodrun_alone);
     tcase_add_test(tests, defaults_are_one_five_and_thirty_seconds);
     tcase_add_test(tests, the_environment_may_give_the_time_for_the_start);
     tcase_add_test(tests, knobs_become_horovods_variables);

@@ -24,16 +24,24 @@ def _is_task_of_slurm() -> bool:
     return step.isdigit() and int(step) <= _SLURM_STEP_MAX
 
 
+def _said(rank: str, size: str) -> list[tuple[int, int]]:
+    """The pair of numbers, or nothing where one of them is not set."""
+    if rank == "SLURM_PROCID" and "SLURM_JOB_ID" in os.environ and not _is_task_of_slurm():
+        return []
+    both = os.environ.get(rank), os.environ.get(size)
+    return [(int(both[0]), int(both[1]))] if both[0] and both[1] else []
+
+
 def get_env_rank_and_size() -> tuple[int, int]:
     """Rank and size as the launcher has told them, without hvd.init(); 0 of 1 when none did."""
-    for rank, size in (("HVD_RANK", "HVD_SIZE"), ("HOROVOD_RANK", "HOROVOD_SIZE"), ("RANK", "WORLD_SIZE"),
-                       ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"),
-                       ("SLURM_PROCID", "SLURM_NTASKS")):
-        if rank == "SLURM_PROCID" and "SLURM_JOB_ID" in os.environ and not _is_task_of_slurm():
-            continue
-        if rank in os.environ and size in os.environ:
-            return int(os.environ[rank]), int(os.environ[size])
-    return 0, 1
+    ours = _said("HVD_RANK", "HVD_SIZE") + _said("HOROVOD_RANK", "HOROVOD_SIZE")
+    torchs = _said("RANK", "WORLD_SIZE")
+    others = (_said("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE") + _said("PMI_RANK", "PMI_SIZE")
+              + _said("SLURM_PROCID", "SLURM_NTASKS"))
+    if not (os.environ.get("LOCAL_RANK") or os.environ.get("TORCHELASTIC_RUN_ID")):
+        # A cluster may export RANK and WORLD_SIZE to every process; client/attach/identity.c judges alike.
+        torchs = [pair for pair in torchs if not others or others[0][1] == 1 < pair[1]]
+    return next(iter(ours + torchs + others), (0, 1))
 
 
 def is_kubeflow_mpi() -> bool:
