@@ -245,12 +245,15 @@ static bool land(struct gpu_launch *launch, uint32_t stream, struct gpu_flight *
     return true;
 }
 
+/* A batch that waits for nothing begins when the one before it is over, and then it is the first. */
 static void look_at_begun(struct gpu_launch *launch, uint32_t stream, uint64_t now_ns)
 {
+    const struct gpu_flight *first = launch->first[stream];
     const uint64_t begun = gpu_stream_begun(&launch->streams.streams[stream]);
 
     for (struct gpu_flight *flight = launch->first[stream];
-         flight != NULL && flight->place <= begun; flight = flight->next) {
+         flight != NULL && (flight->place <= begun || (flight == first && !flight->waits));
+         flight = flight->next) {
         if (flight->begun_ns == 0)
             flight->begun_ns = now_ns;
         if (!flight->is_told && now_ns - flight->since_ns > OLD_NS)
@@ -386,7 +389,7 @@ static bool put_into_stream(struct gpu_launch *launch, struct gpu_source *source
         stepping.comm = gpu_comms_find(&launch->comms, source, launch->batch.comm)->comm;
     if (stepping.comm != NULL)
         stepping.comm->used = stream->queued;
-    if (!gpu_streams_wait(&launch->streams, stream, &launch->batch) ||
+    if (!gpu_streams_wait(&launch->streams, stream, &launch->batch, &flight->waits) ||
         (launch->batch.is_timed && !gpu_streams_time(&launch->streams, stream, &is_timed)))
         return false;
     if (launch->batch.comm != 0 && stepping.comm == NULL) {
