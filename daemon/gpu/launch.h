@@ -132,7 +132,7 @@ struct gpu_launch {
     struct gpu_order *forgets, *stopping;
     uint64_t busy_ns, sound_ns;
     /* How long the last rest was in which batches were under way, and the last in which none was. */
-    bool rests, rests_flying;
+    bool rests, rests_flying, is_woken;
     uint64_t rested_ns[2];
     struct gpu_batch batch;
     union gpu_slot slots[HVI_DEVICE_SLOTS];
