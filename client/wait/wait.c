@@ -200,15 +200,19 @@ int hvd_test(struct hvd_op *op)
     return stands ? test_again(session, op, &watch) : rc;
 }
 
-bool client_wait_sleep(struct hvd_session *session, bool copying, uint32_t seen,
+bool client_wait_sleep(struct hvd_session *session, bool copying, bool fenced, uint32_t seen,
                        uint64_t deadline_ns)
 {
+    struct hvi_wait_policy policy = session->policy;
+
     if (copying) {
         struct timespec nap = {.tv_nsec = COPYING_NAP_NS};
         nanosleep(&nap, NULL);
         return false;
     }
-    return !hvi_bell_wait(session->link.channel.header, seen, &session->policy, deadline_ns);
+    if (fenced)
+        policy.spins = 0;
+    return !hvi_bell_wait(session->link.channel.header, seen, &policy, deadline_ns);
 }
 
 int client_wait_timed_out(const struct hvd_op *op, const char *what, int64_t timeout_ns)
@@ -230,7 +234,7 @@ struct waiter {
     bool helped; /* with a medium op, although it was late */
     bool noted;  /* how prompt it was */
     /* What the last look has seen. */
-    bool in_slot, copying;
+    bool in_slot, copying, fenced;
     uint32_t seen;
     struct client_watch watch;
 };
@@ -279,8 +283,8 @@ static void rest(struct waiter *waiter, struct hvd_session *session)
     if (waiter->in_slot)
         waiter->look = client_watch_wait(&session->slots, &waiter->watch, waiter->deadline_ns);
     else
-        waiter->look =
-            client_wait_sleep(session, waiter->copying, waiter->seen, waiter->deadline_ns);
+        waiter->look = client_wait_sleep(session, waiter->copying, waiter->fenced, waiter->seen,
+                                         waiter->deadline_ns);
 }
 
 int hvd_wait(struct hvd_op *op, int64_t timeout_ns)
@@ -298,6 +302,7 @@ int hvd_wait(struct hvd_op *op, int64_t timeout_ns)
         rc = look_once(&waiter);
         waiter.copying = op->state == CLIENT_OP_COPYING;
         waiter.in_slot = op->slot.active;
+        waiter.fenced = op->fence.cell != 0;
         waiter.watch = client_watch_of(op);
         if (rc == HVD_INPROGRESS && waiter.in_slot && !waiter.noted)
             client_watch_note_promptness(&session->slots, op);

@@ -24,9 +24,10 @@ void client_wait_hand_over(struct hvd_session *session, struct hvd_op *op);
 /* HVD_ERR_TIMEOUT, with the last error set for the public function `what`. */
 int client_wait_timed_out(const struct hvd_op *op, const char *what, int64_t timeout_ns);
 /* Without the lock: nothing was to be seen after the bell read `seen`. Sleeps a slice at most; a
- * short nap if `copying`: another thread copies a result, and no bell rings for that. True when the
- * socket should be looked at. */
-bool client_wait_sleep(struct hvd_session *session, bool copying, uint32_t seen,
+ * short nap if `copying`: another thread copies a result, and no bell rings for that. `fenced`: an op on
+ * device memory is waited for, which other threads have to do: it yields at once. True when the socket
+ * should be looked at. */
+bool client_wait_sleep(struct hvd_session *session, bool copying, bool fenced, uint32_t seen,
                        uint64_t deadline_ns);
 
 #endif

@@ -28,6 +28,7 @@ struct wait_set {
     int failed;                /* the first one that has failed, -1: none */
     bool mixed;                /* several sessions */
     bool copying;              /* another thread copies a result of ours */
+    bool fenced;               /* an op of ours is one on device memory */
     bool look;                 /* at the socket */
     struct hvd_op *slot;       /* an op of ours that waits in a slot, where no bell rings */
     struct client_watch watch; /* what it was when it was looked at */
@@ -78,6 +79,8 @@ static int look_at(struct wait_set *set, int i)
     int rc = client_wait_look_at(op->session, op);
     if (rc == HVD_INPROGRESS && op->state == CLIENT_OP_COPYING)
         set->copying = true;
+    if (rc == HVD_INPROGRESS && op->fence.cell != 0)
+        set->fenced = true;
     if (rc == HVD_INPROGRESS && op->slot.active) {
         set->slot = op;
         set->watch = client_watch_of(op);
@@ -152,10 +155,10 @@ static void rest(struct wait_set *set, uint64_t deadline_ns)
         rest_awake(set, deadline_ns);
         return;
     }
-    set->look = client_wait_sleep(set->bell, set->copying, set->seen,
+    set->look = client_wait_sleep(set->bell, set->copying, set->fenced, set->seen,
                                   set->mixed ? end_of_slice(deadline_ns) : deadline_ns);
     set->look &= !set->mixed; /* its slices are short; progress looks when it is time */
-    set->copying = false;
+    set->copying = set->fenced = false;
 }
 
 static int timed_out(const struct wait_set *set, int64_t timeout_ns)

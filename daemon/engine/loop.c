@@ -5,10 +5,11 @@
  *                              no system call
  *   every millisecond:         sockets, processes, timers (sd-event, without waiting)
  *   nothing to take in:        do a piece of a large op
- *   nothing at all:            pause 16 times, then yield until 100 us have passed, or yields do
- *                              not pay (base/yield.h), then ready pieces of new regions, then arm
- *                              the bell and sleep. Between yields, if an op waits and there are
- *                              other nodes: sockets, processes, timers
+ *   nothing at all:            look 16 times, with pauses; where the job uses GPUs once, as what comes
+ *                              next needs another thread, which may need this core. Then yield until
+ *                              100 us have passed, or yields do not pay (base/yield.h), then ready
+ *                              pieces of new regions, then arm the bell and sleep. Between yields, if
+ *                              an op waits and there are other nodes: sockets, processes, timers
  *
  * Sleeping follows shm/bell.h: arm, look again, sleep. The workers' eventfd and every socket are in
  * the same epoll. */
@@ -24,7 +25,8 @@
 #include "shm/bell.h"
 
 /* About a microsecond. Longer would keep a client that shares our core from running. */
-#define PAUSES         16
+#define LOOKS          16
+#define LOOKS_FENCED   1 /* where the job uses GPUs */
 #define EVENTS_AT_ONCE 16
 #define EVENT_NS       (1 * HVI_NS_MS) /* sockets are looked at this often while ops flow */
 #define SPIN_NS        (100 * 1000ull) /* idle time before the main thread sleeps */
@@ -113,11 +115,12 @@ static void block(struct engine *engine)
 void engine_loop_run(struct engine *engine)
 {
     uint32_t idle_passes = 0, busy_passes = 0;
-    uint64_t idle_ns = 0;
+    uint64_t idle_ns = 0; /* 0: not idle, or not for long */
 
     while (!engine_sessions_are_over(&engine->sessions) || engine_timeline_stays(&engine->watch)) {
         if (pass(engine) || engine->order.ready_count > 0) {
             idle_passes = 0;
+            idle_ns = 0;
             if (++busy_passes % BUSY_PASSES == 0)
                 engine_dispatch_busy(&engine->exec);
             look_at_events(engine, engine->order.now_ns, EVENT_NS);
@@ -126,15 +129,16 @@ void engine_loop_run(struct engine *engine)
         busy_passes = 0;
         if (engine_dispatch_help(&engine->exec)) {
             idle_passes = 0;
+            idle_ns = 0;
             look_at_events(engine, hvi_clock_ns(), EVENT_NS);
             continue;
         }
-        if (++idle_passes < PAUSES) {
+        if (++idle_passes < (engine->sessions.fenced > 0 ? LOOKS_FENCED : LOOKS)) {
             hvi_cpu_relax();
             continue;
         }
         uint64_t now_ns = hvi_clock_ns();
-        if (idle_passes == PAUSES)
+        if (idle_ns == 0)
             idle_ns = now_ns;
         /* What an op waits for comes by a socket; it is not to lie there until the main thread sleeps. */
         if (look_at_events(engine, now_ns, engine_nodes_await(engine) ? 0 : EVENT_NS))

@@ -5,7 +5,7 @@
  *   rings  ──► drain ───────┼─► launch_batch: read, checked (batch.c), planned (plan.c), put into a stream (streams.c, comm.c)
  *   words  ──► land ────────┘
  *              no stream has anything: close_memory
- *              nothing of these: look for 20 us with yields, nap while batches are under way, else sleep
+ *              nothing of these: look for 50 us with yields, nap while batches are under way, else sleep
  *
  * An order that was given before an engine was answered is done before the batch that relies on it: orders are taken after the
  * ring's index was read. So memory, pages and communicators need no lock.
@@ -40,7 +40,8 @@
 
 #define CALL_NS     (5 * HVI_NS_SEC)
 #define COMM_NS     (60 * HVI_NS_SEC)
-#define LOOK_NS     UINT64_C(20000) /* about what a sleep and a wake-up cost */
+#define LOOK_NS     UINT64_C(50000)
+#define WAKE_NS     UINT64_C(20000) /* about what a sleep and a wake-up cost */
 #define GLANCE_NS   UINT64_C(2000)  /* the same where looking did not pay the last time */
 #define NAP_MIN_NS  UINT64_C(20000)
 #define NAP_MAX_NS  HVI_NS_MS
@@ -245,12 +246,15 @@ static bool land(struct gpu_launch *launch, uint32_t stream, struct gpu_flight *
     return true;
 }
 
+/* A batch that waits for nothing begins when the one before it is over, and then it is the first. */
 static void look_at_begun(struct gpu_launch *launch, uint32_t stream, uint64_t now_ns)
 {
+    const struct gpu_flight *first = launch->first[stream];
     const uint64_t begun = gpu_stream_begun(&launch->streams.streams[stream]);
 
     for (struct gpu_flight *flight = launch->first[stream];
-         flight != NULL && flight->place <= begun; flight = flight->next) {
+         flight != NULL && (flight->place <= begun || (flight == first && !flight->waits));
+         flight = flight->next) {
         if (flight->begun_ns == 0)
             flight->begun_ns = now_ns;
         if (!flight->is_told && now_ns - flight->since_ns > OLD_NS)
@@ -386,7 +390,7 @@ static bool put_into_stream(struct gpu_launch *launch, struct gpu_source *source
         stepping.comm = gpu_comms_find(&launch->comms, source, launch->batch.comm)->comm;
     if (stepping.comm != NULL)
         stepping.comm->used = stream->queued;
-    if (!gpu_streams_wait(&launch->streams, stream, &launch->batch) ||
+    if (!gpu_streams_wait(&launch->streams, stream, &launch->batch, &flight->waits) ||
         (launch->batch.is_timed && !gpu_streams_time(&launch->streams, stream, &is_timed)))
         return false;
     if (launch->batch.comm != 0 && stepping.comm == NULL) {
@@ -687,7 +691,8 @@ static void sleep_for(struct gpu_launch *launch, uint64_t nap_ns)
 
     if (count > 0 && !atomic_load_explicit(&launch->has_orders, memory_order_acquire)) {
         const struct timespec time = {(time_t)(nap_ns / HVI_NS_SEC), (long)(nap_ns % HVI_NS_SEC)};
-        (void)ppoll(polls, (nfds_t)count, nap_ns == HVI_NEVER ? NULL : &time, NULL);
+        launch->is_woken =
+            ppoll(polls, (nfds_t)count, nap_ns == HVI_NEVER ? NULL : &time, NULL) > 0;
         for (int i = 0; i < count; i++) {
             if ((polls[i].revents & POLLIN) != 0)
                 (void)!read(polls[i].fd, &value, sizeof(value));
@@ -699,16 +704,17 @@ static void sleep_for(struct gpu_launch *launch, uint64_t nap_ns)
 /* There was something to do. The next rest begins: of a stream's work, or of the engines'. */
 static void end_rest(struct gpu_launch *launch)
 {
-    const uint64_t now_ns = hvi_clock_ns();
+    const uint64_t now_ns = hvi_clock_ns(), rested_ns = now_ns - launch->busy_ns;
+    const uint64_t wake_ns = launch->is_woken ? WAKE_NS : 0;
 
     if (launch->rests)
-        launch->rested_ns[launch->rests_flying] = now_ns - launch->busy_ns;
-    launch->rests = false;
+        launch->rested_ns[launch->rests_flying] = rested_ns > wake_ns ? rested_ns - wake_ns : 0;
+    launch->rests = launch->is_woken = false;
     launch->busy_ns = now_ns;
 }
 
 /* There was nothing to do. Looking pays where the rest is a short one; it is taken to be as long as the last one of its kind, of
- * which a nap may be a part. Each look is followed by a yield: what the thread waits for (the engine, a rank, the driver's
+ * which a nap may be a part, without the wake-up that has ended it: looking would have had none. Each look is followed by a yield: what the thread waits for (the engine, a rank, the driver's
  * threads) may need its core. */
 static void rest(struct gpu_launch *launch)
 {

@@ -72,6 +72,7 @@ struct gpu_flight { /* a batch under way */
     uint64_t number, place; /* the engine's; in its stream */
     uint32_t works;         /* things in the stream */
     uint64_t since_ns, begun_ns;
+    bool waits;    /* for a member's stream: the stream says when it has begun */
     bool is_told;  /* the engine knows that it has begun */
     bool is_timed; /* its stream's time is to be asked for */
     uint64_t device_ns;
@@ -131,7 +132,7 @@ struct gpu_launch {
     struct gpu_order *forgets, *stopping;
     uint64_t busy_ns, sound_ns;
     /* How long the last rest was in which batches were under way, and the last in which none was. */
-    bool rests, rests_flying;
+    bool rests, rests_flying, is_woken;
     uint64_t rested_ns[2];
     struct gpu_batch batch;
     union gpu_slot slots[HVI_DEVICE_SLOTS];

@@ -331,11 +331,12 @@ static bool add(struct gpu_streams *streams, struct gpu_stream *stream, struct m
 }
 
 bool gpu_streams_wait(struct gpu_streams *streams, struct gpu_stream *stream,
-                      const struct gpu_batch *batch)
+                      const struct gpu_batch *batch, bool *waits_p)
 {
     struct memops memops;
 
     memops.count = 0;
+    *waits_p = false;
     stream->works_before = stream->works;
     gpu_stream_look_again(stream);
     for (uint32_t i = 0; i < batch->member_count; i++) {
@@ -346,7 +347,10 @@ bool gpu_streams_wait(struct gpu_streams *streams, struct gpu_stream *stream,
             !add(streams, stream, &memops, HVI_CU_MEMOP_WAIT_64,
                  member->fence + offsetof(struct hvi_fence, ready), member->turn))
             return false;
+        *waits_p = *waits_p || memops.count > 0;
     }
+    if (!*waits_p)
+        return true;
     return add(streams, stream, &memops, HVI_CU_MEMOP_WRITE_64,
                stream->address + offsetof(struct gpu_words, begun), stream->queued) &&
            flush(streams, stream, &memops);

@@ -4,6 +4,7 @@
  *   a batch in its stream:   wait for each member's .ready | begun = its number | steps | each .done = turn | finished = its number
  *
  * A word .ready that the CPU sees is there is not waited for: a wait costs the stream 1 us, also where nothing is left to wait for.
+ * A batch that waits for none has no begun either: it has begun when all before it in its stream are over.
  * begun and finished are words of this process, one pair for each stream; numbers of a stream are 1, 2, 3, ... A third word
  * counts the portions of steps of long batches.
  *
@@ -70,8 +71,9 @@ void gpu_streams_close(struct gpu_streams *streams);
 
 /* Nothing is in a stream: zeros to all memory of .staging, and what is behind it. Waits for that. */
 bool gpu_streams_clear(struct gpu_streams *streams);
+/* What a batch begins with. *waits_p: it waits for a member, and .begun becomes its number behind that. */
 bool gpu_streams_wait(struct gpu_streams *streams, struct gpu_stream *stream,
-                      const struct gpu_batch *batch);
+                      const struct gpu_batch *batch, bool *waits_p);
 bool gpu_streams_launch(struct gpu_streams *streams, struct gpu_stream *stream,
                         const struct gpu_step *step);
 /* What comes next may be late, or has waited: the kernels behind it look again. */

@@ -2,6 +2,9 @@
  * Streams. A stream's work goes, in the order of the calls, into one of CUDA_DEVICE_MAX_CONNECTIONS queues of its device; each
  * queue has a thread and works strictly in order.
  *
+ * A GPU has no thread to be woken, and cuStreamSynchronize polls. So the queues' threads and those that wait for a stream look for
+ * LOOK_NS, with yields, before they sleep: else each call would bear the price of a futex that no driver has.
+ *
  * Rules. A gated stream blocks those that share its connection (CUDA guide; P8). Stream i has connection i modulo their number,
  * which is read when the first context is made (P8: an H100 gives it another one as long as any is free; the fake is harsher).
  * The default stream waits for all that are not "non-blocking", and they for it (CUDA guide). After a sticky error nothing runs any more (P9). A stream of another context is no stream (cuda.h). A capturing
@@ -21,7 +24,7 @@
 
 #define QUEUES    32
 #define PINS_MORE 16
-#define LOOK_NS   50000u
+#define LOOK_NS   100000u /* as long as the engine and the ranks look */
 
 struct work {
     struct work *next;
@@ -44,6 +47,7 @@ struct waiter {
 struct queue {
     pthread_cond_t more;
     struct work *first, **end;
+    _Atomic uint64_t appended; /* works, ever; also looked at without the lock */
     bool has_thread;
 };
 
@@ -135,12 +139,24 @@ static void wake_waiters(const struct hvi_cu_stream *stream)
     }
 }
 
-/* Needs the lock, and a reference to the stream. */
+/* Whether to look again, after a yield: for LOOK_NS, unless yields do not pay. */
+static bool looks_on(uint64_t since_ns)
+{
+    return fake_now_ns() - since_ns < LOOK_NS && hvi_yield();
+}
+
+/* Needs the lock, which it gives up meanwhile, and a reference to the stream. */
 static void await(const struct hvi_cu_stream *stream, uint64_t number)
 {
     struct waiter waiter = {
-        .next = waiters, .stream = stream, .number = number, .is_done = PTHREAD_COND_INITIALIZER};
+        .stream = stream, .number = number, .is_done = PTHREAD_COND_INITIALIZER};
+    const uint64_t since_ns = fake_now_ns();
 
+    pthread_mutex_unlock(&lock);
+    while (stream->finished < number && looks_on(since_ns))
+        ;
+    pthread_mutex_lock(&lock);
+    waiter.next = waiters;
     waiters = &waiter;
     while (stream->finished < number)
         pthread_cond_wait(&waiter.is_done, &lock);
@@ -153,15 +169,28 @@ static void await(const struct hvi_cu_stream *stream, uint64_t number)
     pthread_cond_destroy(&waiter.is_done);
 }
 
+/* Needs the lock, which it gives up meanwhile. Of the queue's works the thread has taken `taken`. */
+static void await_work(struct queue *queue, uint64_t taken)
+{
+    const uint64_t since_ns = fake_now_ns();
+
+    pthread_mutex_unlock(&lock);
+    while (queue->appended == taken && looks_on(since_ns))
+        ;
+    pthread_mutex_lock(&lock);
+    while (queue->first == NULL)
+        pthread_cond_wait(&queue->more, &lock);
+}
+
 static void *serve(void *argument)
 {
     struct queue *queue = argument;
 
     pthread_setname_np(pthread_self(), "fakegpu"); /* so that its CPU time is told apart */
     pthread_mutex_lock(&lock);
-    for (;;) {
-        while (queue->first == NULL)
-            pthread_cond_wait(&queue->more, &lock);
+    for (uint64_t taken = 0;; taken++) {
+        if (queue->first == NULL)
+            await_work(queue, taken);
         struct work *work = queue->first;
         struct hvi_cu_stream *stream = work->stream;
         queue->first = work->next;
@@ -442,7 +471,7 @@ int cu_stream_capturing(hvi_cu_stream handle, int *status_p)
 
 /* --- work --- */
 
-/* Needs the lock. */
+/* Needs the lock. Its queue's thread is to be woken. */
 static void append(struct hvi_cu_stream *stream, struct work *work)
 {
     struct queue *queue = stream->queue;
@@ -452,7 +481,7 @@ static void append(struct hvi_cu_stream *stream, struct work *work)
     stream->references++;
     *queue->end = work;
     queue->end = &work->next;
-    pthread_cond_signal(&queue->more);
+    queue->appended++;
 }
 
 static struct work *make_work(void (*run)(void *), const void *data, size_t bytes)
@@ -555,10 +584,13 @@ static bool pin_spans(struct work *work, const struct hvi_cu_stream *stream,
 
 static int enqueue(struct hvi_cu_stream *stream, struct work *work)
 {
+    struct queue *queue = stream->queue; /* which stays; the stream may be gone when this is done */
+
     pthread_mutex_lock(&lock);
     follow_default(stream);
     append(stream, work);
     pthread_mutex_unlock(&lock);
+    pthread_cond_signal(&queue->more);
     return HVI_CU_OK;
 }
 

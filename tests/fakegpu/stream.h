@@ -9,8 +9,9 @@ struct hvi_cu_stream {
     struct hvi_cu_stream *next;
     struct hvi_cu_context *context;
     struct queue *queue;
-    uint64_t queued, finished;
-    int references; /* its handle, and its work */
+    uint64_t queued;
+    _Atomic uint64_t finished; /* changed with the lock */
+    int references;            /* its handle, and its work */
     bool is_blocking, is_destroyed;
     _Atomic bool is_capturing;
     bool is_global; /* its capture forbids calls to all threads */

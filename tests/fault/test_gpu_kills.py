@@ -547,7 +547,7 @@ def test_when_all_are_killed_the_next_call_does_not_let_the_stream_go_on_yet():
         pids = [case.daemon.pid, engine(case), *case.daemon.workers()]
         for pid in pids:  # none of them sees another one die
             kill(pid, signal.SIGSTOP)
-        for pid in pids:
+        for pid in reversed(pids):  # hvdd last: children of a dead parent that stand still get SIGCONT
             at_ns = kill(pid)
         case.daemon.wait()
         host = ranks[0].collect_outcome()

@@ -392,8 +392,11 @@ bool engine_dispatch_help(struct engine_exec *exec)
 {
     bool helped = false;
 
-    for (size_t i = 0; i < BACKENDS; i++) /* each: what one has to do may be nobody else's */
+    for (size_t i = 0; i < BACKENDS; i++) { /* each: what one has to do may be nobody else's */
+        if (engine_backends[i] == &engine_backend_gpu && exec->devices > 0)
+            continue; /* engine_dispatch_reap has looked */
         helped = engine_backends[i]->help(exec->backend_contexts[i]) || helped;
+    }
     return helped;
 }
 

@@ -149,6 +149,30 @@ START_TEST(a_batch_that_waits_is_not_told_to_have_begun)
 }
 END_TEST
 
+/* The stream has no word of the second one's beginning, as nothing is waited for. */
+START_TEST(a_batch_without_waits_behind_one_that_waits_is_not_told_to_have_begun)
+{
+    const struct hvi_device_work work = hvt_job_work(HVI_KIND_ALLREDUCE, 1, COUNT);
+    uint64_t batches[2];
+
+    hvt_job_next_turn(2);
+    hvt_job_open_gate(1);
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        struct hvi_device_member member = hvt_job_member(rank);
+        member.place = 0; /* of one */
+        hvt_batch_begin(worker, 1, 0, 0, 0);
+        hvt_batch_add(worker, &work);
+        hvt_batch_add(worker, &member);
+        batches[rank] = hvt_batch_publish(worker);
+    }
+    nap(150);
+    ck_assert(!hvt_batch_is_answered(worker));
+    hvt_job_open_gate(0);
+    hvt_batch_expect(worker, batches[0]);
+    hvt_batch_expect(worker, batches[1]);
+}
+END_TEST
+
 START_TEST(many_batches_follow_each_other)
 {
     for (int i = 0; i < 600; i++) { /* more than there are answers in the ring */
@@ -639,6 +663,7 @@ int main(void)
     tcase_add_test(tcase, a_cancelled_batch_runs_through_and_writes_nothing);
     tcase_add_test(tcase, of_a_cancelled_batch_no_block_of_many_writes);
     tcase_add_test(tcase, a_batch_that_waits_is_not_told_to_have_begun);
+    tcase_add_test(tcase, a_batch_without_waits_behind_one_that_waits_is_not_told_to_have_begun);
     tcase_add_test(tcase, many_batches_follow_each_other);
     tcase_add_test(tcase, batches_that_cannot_be_timed_are_answered_without_a_time);
     tcase_add_test(tcase, a_gated_set_does_not_hold_up_another);

@@ -473,15 +473,15 @@ START_TEST(workers_with_other_numbers_join_anew)
 }
 END_TEST
 
-/* The first worker has its part of a batch of both, and the other has none. */
+/* The first worker has its part of a batch of both, which waits for no stream, and the other has none. */
 static void begin_alone(struct hvi_device_work work)
 {
     start("01");
     hvt_job_next_turn(2);
     hvt_batch_begin(both[0], 1, comm, 2, 0);
     add_work(0, work, NULL, 0);
-    hvt_batch_publish(both[0]);
     hvt_job_open_gate(0);
+    hvt_batch_publish(both[0]);
 }
 
 static void kill_the_other(void)
