@@ -497,25 +497,6 @@ def check_an_added_parameter_that_one_rank_uses_later():
         assert added[0].item() == pytest.approx(1 - max(step - 1, 0) / hvd.size())
 
 
-def check_a_set_of_required_parameters_that_was_emptied():
-    """Parameters that nothing has used in a step are not reduced, and the optimizer leaves them as they are."""
-    hvd = _hvd()
-    used, beside = (torch.nn.Parameter(torch.ones(3)) for _ in range(2))  # in one segment
-    large = torch.nn.Parameter(torch.ones(1 << 20))
-    ours = hvd.DistributedOptimizer(torch.optim.SGD([used, beside, large], lr=1.0, weight_decay=0.1))
-    ours._requires_update = set()
-    for which in ([used], [large], [used, beside]):
-        before = [parameter.detach().clone() for parameter in (used, beside, large)]
-        ours.zero_grad()
-        sum(parameter.sum() * (hvd.rank() + 1) for parameter in which).backward()
-        ours.step()
-        for parameter, old in zip((used, beside, large), before):
-            got = any(parameter is each for each in which)
-            assert (parameter.grad is not None) == got
-            wanted = old - (hvd.size() + 1) / 2 - 0.1 * old if got else old
-            assert torch.allclose(parameter, wanted)
-
-
 def check_shared_and_strangely_laid_out_parameters():
     class Net(torch.nn.Module):
         def __init__(self):

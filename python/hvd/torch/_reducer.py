@@ -523,17 +523,14 @@ class Reducer:
         """Whether gradients have come, and ops were perhaps started, that finish() has not seen."""
         return self._under_way() and _session.is_open() and _session.current() is self._session
 
-    def finish(self, everything: bool = True) -> list[Any]:
+    def finish(self) -> list[Any]:
         """Every parameter's gradient becomes the reduced one. Waits for the other ranks' finish(). Returns the parameters
-        that are left out from now on. Not `everything`: those keep their gradient that got none in this step, which are the
-        same ones on all ranks."""
+        that are left out from now on."""
         self._prepare()
         try:
             leaving = self._agree()
-            new = self._plan_new()
-            due = self._planned if everything else self._due(new)
-            kept = set() if everything else {slot for slot in due if slot not in new and not self._has_come(slot)}
-            for slot in due:
+            self._plan_new()
+            for slot in self._planned:
                 if not slot.arrived:
                     self._take(slot)
                     self._arrive(slot)
@@ -541,11 +538,8 @@ class Reducer:
             for segment in self._launched:
                 if segment.op is not None:
                     segment.op.wait()
-            for slot in due:
-                if slot in kept:
-                    self._result(slot)
-                else:
-                    self._deliver(slot)
+            for slot in self._planned:
+                self._deliver(slot)
             for segment in self._launched:
                 segment.bucket.delivered()
         except BaseException:
@@ -554,21 +548,12 @@ class Reducer:
         self._begin_step()
         return self._leave_out(leaving) if leaving else []
 
-    def _has_come(self, slot: Slot) -> bool:
-        return slot.arrived or slot.delay < self.passes
-
-    def _due(self, new: list[Slot]) -> list[Slot]:
-        """The slots of segments of which something has come, on all ranks or, of new ones, on some."""
-        segments = {slot.segment for slot in self._planned if slot in new or self._has_come(slot)}
-        return [slot for slot in self._planned if slot.segment in segments]
-
-    def _plan_new(self) -> list[Slot]:
+    def _plan_new(self) -> None:
         new = [slot for slot in self._slots.values() if slot.segment is None and slot.parameter.requires_grad
                and slot.parameter.numel() and not slot.awaited]
         if new:
             assert self._session is not None
             self._plan(new, self._session)
-        return new
 
     def set_passes(self, passes: int) -> None:
         """How many backward passes make a gradient, from now on."""

@@ -120,8 +120,7 @@ class _Common:
         is left out after it."""
         self._hvd_find_new()
         self._hvd_reducer.keep({parameter for group in self.param_groups for parameter in group["params"]})
-        everything = self.__dict__.get("_requires_update") != set()  # scripts empty it, as Horovod's issue 1099 says
-        for parameter in self._hvd_reducer.finish(everything):
+        for parameter in self._hvd_reducer.finish():
             if self._parameter_names.get(parameter, "").startswith(_NONAME):
                 del self._parameter_names[parameter]
 
