@@ -449,7 +449,6 @@ def check_parameters_that_are_replaced():
             _train(model, ours, _mine(x), _mine(y), steps=2)
             _same(model, alone)
         assert ours._hvd_reducer._slots.keys() == set(model.parameters())
-        assert not any(slot.awaited for slot in ours._hvd_reducer._slots.values())
         assert len(ours._parameter_names) == len(alone.state_dict()) + 4 * named
 
 
@@ -482,19 +481,26 @@ def check_groups_that_hold_master_copies():
     zeroes = train(model, ours, (_mine(x), _mine(y)))
     _same(model, alone)
     assert not zeroes, "a copy, which autograd never reaches, was given a gradient"
+    ours.param_groups[0]["params"] = list(model.parameters())  # the copies have gone
+    _train(model, ours, _mine(x), _mine(y), steps=1)
+    assert not ours._hvd_copies and ours._hvd_reducer._slots.keys() == set(model.parameters())
 
 
-def check_an_added_parameter_that_one_rank_uses_later():
+def check_parameters_of_more_bits_that_replace_others():
+    """Autograd reaches these, so they are no copies, used at once or later."""
     hvd = _hvd()
-    used, added = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(3))
-    ours = hvd.DistributedOptimizer(torch.optim.SGD([used], lr=1.0))
-    ours.add_param_group({"params": [added]})
-    for step in range(4):
-        ours.zero_grad()
-        (used.sum() + (added.sum() if step > 1 and hvd.rank() == 0 else 0)).backward()
-        ours.step()
-        assert used[0].item() == -step
-        assert added[0].item() == pytest.approx(1 - max(step - 1, 0) / hvd.size())
+    for unused in (0, 1):
+        old = torch.nn.Parameter(torch.ones(3))
+        ours = hvd.DistributedOptimizer(torch.optim.SGD([old], lr=1.0))
+        new = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
+        ours.param_groups[0]["params"] = [new]
+        for step in range(3):
+            ours.zero_grad()
+            if step >= unused:
+                ((hvd.rank() + 1) * new).sum().backward()
+            ours.step()
+        assert new[0].item() == 1 - (3 - unused) * (hvd.size() + 1) / 2
+        assert set(ours._hvd_reducer._slots) == {new}
 
 
 def check_shared_and_strangely_laid_out_parameters():

@@ -55,16 +55,14 @@ def _item_size(dtype: Any) -> int:
 class Slot:
     """A parameter and where its gradient goes."""
     __slots__ = ("parameter", "name", "group", "delay", "arrived", "place", "offset", "address", "wire", "like",
-                 "direct", "segment", "sparse_dim", "sparse", "pending", "hook", "users", "awaited", "fired")
+                 "direct", "segment", "sparse_dim", "sparse", "pending", "hook", "users")
 
-    def __init__(self, parameter: Any, name: str, group: Any, passes: int, awaited: bool = False) -> None:
+    def __init__(self, parameter: Any, name: str, group: Any, passes: int) -> None:
         self.parameter = parameter
         self.name = name
         self.group = group
         self.delay = passes          # backward passes until the gradient is complete
         self.arrived = False
-        self.awaited = awaited       # added later, and no rank has had a gradient of it yet: it is in no segment
-        self.fired: bool | None = None  # an awaited one: whether this rank had a gradient; None: before its first finish()
         self.place: Any = None       # the tensor in the bucket, of type `wire`, `offset` bytes from its beginning
         self.users: Any = None       # a reference that is dead when no tensor uses its memory; None: the bucket cannot tell
         self.wire: Any = None
@@ -130,19 +128,6 @@ def _own_references() -> int:
 
 
 _OWN_REFERENCES = _own_references()
-
-
-def _holders(slot: Slot) -> int:
-    return sys.getrefcount(slot.parameter)
-
-
-def _own_holders() -> int:
-    slot = Slot(torch.empty(0, device="cpu"), "", None, 1)
-    watched = {slot.parameter: slot}, {slot.parameter: slot.name}  # the reducer's slots and the optimizer's names
-    return _holders(slot) if all(watched) else 0
-
-
-_OWN_HOLDERS = _own_holders()
 #: The number of tensors and the like that use a storage, by its address. Builds of PyTorch without CUDA have no such function.
 _uses_of = getattr(torch._C, "_storage_Use_Count", None)  # pylint: disable=protected-access
 
@@ -152,6 +137,15 @@ def _uses(place: Any) -> int:
 
 
 _OWN_USES = 0 if _uses_of is None else _uses(torch.empty(0, device="cpu"))
+
+
+def hook_of(parameter: Any, fire: Callable[..., None]) -> tuple[Any, Any]:
+    """Has `fire` called when autograd has added to the parameter's gradient. Returns the handle that ends it, and what has to be
+    kept until then."""
+    if hasattr(parameter, "register_post_accumulate_grad_hook"):
+        return parameter.register_post_accumulate_grad_hook(fire), None
+    node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]  # before torch 2.1
+    return node.register_hook(fire), node
 
 
 class Reducer:
@@ -176,17 +170,16 @@ class Reducer:
         self._how = (prescale, postscale, 0)
         #: Segments of pinned memory whose copies have been started, and the event of each copy.
         self._copying: collections.deque[tuple[Segment, Any]] = collections.deque()
-        self._departed: list[Slot] = []  # slots of parameters that are in no group any more
+        self._leaving: set[Any] = set()  # parameters that are left out after this step
 
     # ---- parameters ----
 
     def __contains__(self, parameter: Any) -> bool:
         return parameter in self._slots
 
-    def add(self, parameter: Any, name: str, group: Any = None, later: bool = False) -> None:
-        """Watches a parameter that requires gradients. Every rank adds the same names. `later`: nothing is sent for it until
-        a rank has had a gradient of it, since a master copy of another parameter never gets one from autograd."""
-        slot = Slot(parameter, name, group, self.passes, later)
+    def add(self, parameter: Any, name: str, group: Any = None) -> None:
+        """Watches a parameter that requires gradients. Every rank adds the same names."""
+        slot = Slot(parameter, name, group, self.passes)
         self._slots[parameter] = slot
         reducer = weakref.ref(self)
 
@@ -194,48 +187,31 @@ class Reducer:
             alive = reducer()
             if alive is not None:
                 alive.ready(slot)
-        if hasattr(parameter, "register_post_accumulate_grad_hook"):
-            slot.hook = parameter.register_post_accumulate_grad_hook(fire), None
-        else:  # before torch 2.1
-            node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
-            slot.hook = node.register_hook(fire), node
+        slot.hook = hook_of(parameter, fire)
 
-    def keep(self, grouped: set[Any]) -> None:
-        """Says which parameters are in the optimizer's groups. Others are left out when no rank can use them any more. Every
-        rank calls it alike."""
-        self._departed = [slot for slot in self._slots.values() if slot.parameter not in grouped]
+    def has_come(self, parameter: Any) -> bool:
+        """Whether autograd has added to its gradient in this step."""
+        slot = self._slots[parameter]
+        return slot.arrived or slot.delay < self.passes
 
-    def _agree(self) -> list[Slot]:
-        """The ranks tell each other of which awaited parameters they had gradients, and which parameters outside the groups
-        something still refers to: autograd may reach those, as it does where groups hold master copies. Returns the slots
-        that no rank needs. Without such parameters no op is made."""
-        awaited = [slot for slot in self._slots.values() if slot.awaited and slot.parameter.requires_grad]
-        if not awaited and not self._departed:
-            return []
-        for slot in awaited:
-            slot.fired = slot.fired or (slot.fired is None and slot.parameter.grad is not None)
-        bits = [bool(slot.fired) for slot in awaited] + [_holders(slot) > _OWN_HOLDERS for slot in self._departed]
-        counts = torch.tensor(bits, dtype=torch.int32, device="cpu")
-        started = engine.start_allreduce(counts, counts, Sum, "optimizer.parameters", 1.0, 1.0, self._process_set)
-        wanted = collectives.complete(started).tolist()
-        for slot, count in zip(awaited, wanted):
-            slot.awaited = not count
-        return [slot for slot, count in zip(self._departed, wanted[len(awaited):]) if not count]
+    def leave_out_all_but(self, wanted: set[Any]) -> set[Any]:
+        """Watches only these parameters after the current step; until its end the ranks expect the ops of the others. Every
+        rank calls it alike. Returns the parameters that will be left out."""
+        self._leaving = {parameter for parameter in self._slots if parameter not in wanted}
+        return self._leaving
 
-    def _leave_out(self, slots: list[Slot]) -> list[Any]:
-        parameters = [slot.parameter for slot in slots]
-        for parameter in parameters:
+    def _leave_out(self) -> None:
+        for parameter in self._leaving:
             self._slots.pop(parameter).hook[0].remove()
-        self._departed = []
+        self._leaving = set()
         self._forget_plan()  # segments have other members now
-        return parameters
 
     def hooks(self) -> list[Callable[[], None]]:
         """What autograd calls for each parameter, in the order in which they were added."""
         return [functools.partial(self.ready, slot) for slot in self._slots.values()]
 
     def __del__(self) -> None:
-        if hasattr(self, "_departed"):
+        if hasattr(self, "_leaving"):
             for slot in self._slots.values():
                 slot.hook[0].remove()
             self._forget_plan()  # slots and segments refer to each other: memory goes now, not at the next collection
@@ -322,7 +298,7 @@ class Reducer:
                 self.set_passes(self.passes)  # the step that was under way ended with its session
             self._forget_plan()
             self._how = (*self._scales, id_of(self._process_set, "Allreduce"))
-            self._plan([slot for slot in self._slots.values() if slot.parameter.requires_grad and not slot.awaited], session)
+            self._plan([slot for slot in self._slots.values() if slot.parameter.requires_grad], session)
             self._session = session
 
     def _forget_plan(self) -> None:
@@ -347,7 +323,6 @@ class Reducer:
             raise AssertionError(TOO_MANY_PASSES)
         slot.delay -= 1
         if slot.segment is None:
-            slot.fired = True
             return  # new since the plan was made: finish() takes it in, on all ranks at once
         if slot.delay == 0:
             self._take(slot)
@@ -523,13 +498,15 @@ class Reducer:
         """Whether gradients have come, and ops were perhaps started, that finish() has not seen."""
         return self._under_way() and _session.is_open() and _session.current() is self._session
 
-    def finish(self) -> list[Any]:
-        """Every parameter's gradient becomes the reduced one. Waits for the other ranks' finish(). Returns the parameters
-        that are left out from now on."""
+    def finish(self) -> None:
+        """Every parameter's gradient becomes the reduced one. Waits for the other ranks' finish()."""
         self._prepare()
+        new = [slot for slot in self._slots.values() if slot.segment is None and slot.parameter.requires_grad
+               and slot.parameter.numel()]
+        if new:
+            assert self._session is not None
+            self._plan(new, self._session)
         try:
-            leaving = self._agree()
-            self._plan_new()
             for slot in self._planned:
                 if not slot.arrived:
                     self._take(slot)
@@ -546,14 +523,8 @@ class Reducer:
             self.abandon()
             raise
         self._begin_step()
-        return self._leave_out(leaving) if leaving else []
-
-    def _plan_new(self) -> None:
-        new = [slot for slot in self._slots.values() if slot.segment is None and slot.parameter.requires_grad
-               and slot.parameter.numel() and not slot.awaited]
-        if new:
-            assert self._session is not None
-            self._plan(new, self._session)
+        if self._leaving:
+            self._leave_out()
 
     def set_passes(self, passes: int) -> None:
         """How many backward passes make a gradient, from now on."""

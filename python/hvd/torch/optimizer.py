@@ -85,6 +85,27 @@ def _group_numbers(groups: Any, parameters: list[Any], names: dict[Any, str],
     return numbers
 
 
+def _has_more_bits(copy: Any, original: Any) -> bool:
+    return (copy.shape == original.shape and copy.is_floating_point() and original.is_floating_point()
+            and torch.finfo(copy.dtype).bits > torch.finfo(original.dtype).bits)
+
+
+class _MasterCopy:
+    """What may be a copy of a parameter: of its shape, in its place in the groups, of more bits. One that autograd reaches is
+    a parameter of its own."""
+
+    def __init__(self, copy: Any, original: Any) -> None:
+        self.original = original
+        self.is_reached = False
+        me = weakref.ref(self)
+
+        def reach(*_: Any) -> None:
+            alive = me()
+            if alive is not None:
+                alive.is_reached = True
+        self.hook = _reducer.hook_of(copy, reach)
+
+
 class _Common:
     """What both distributed optimizers share. Mixed into a subclass of the user's optimizer, so every name of its own
     begins with `_hvd`; `_parameter_names` and `_allreduce_grad_async` are ones that users know."""
@@ -98,6 +119,9 @@ class _Common:
         self._should_synchronize = True
         wanted = [parameter for group in self.param_groups for parameter in group["params"] if parameter.requires_grad]
         self._hvd_active = bool(process_set.included()) and (size() > 1 or os.environ.get("HOROVOD_ELASTIC") == "1")
+        self._hvd_places = {(i, j): parameter for i, group in enumerate(self.param_groups)
+                            for j, parameter in enumerate(group["params"])}
+        self._hvd_copies: dict[Any, _MasterCopy] = {}
         numbers = {}
         if process_set.included():
             numbers = _group_numbers(groups, wanted, names, process_set)
@@ -106,23 +130,34 @@ class _Common:
                 reducer.add(parameter, names[parameter], numbers.get(parameter))
 
     def _hvd_find_new(self) -> None:
-        """Takes in parameters that were added, or require gradients, only now."""
+        """Takes in parameters that were added, or require gradients, only now. Parameters that are in no group any more are
+        left out after the step, but for those of which a group has a master copy."""
         reducer = self._hvd_reducer
+        grouped = set()
         for i, group in enumerate(self.param_groups):
             for j, parameter in enumerate(group["params"]):
+                grouped.add(parameter)
+                if self._hvd_is_copy((i, j), parameter):
+                    continue
+                self._hvd_places[i, j] = parameter
                 if parameter.requires_grad and parameter not in reducer:
                     if parameter not in self._parameter_names:
                         self._parameter_names[parameter] = self._hvd_free_name(f"{_NONAME}{i}.{j}")
-                    reducer.add(parameter, self._parameter_names[parameter], later=True)
-
-    def _hvd_finish(self) -> None:
-        """Ends the step's reductions. A parameter that is in no group any more, and that nothing else refers to on any rank,
-        is left out after it."""
-        self._hvd_find_new()
-        self._hvd_reducer.keep({parameter for group in self.param_groups for parameter in group["params"]})
-        for parameter in self._hvd_reducer.finish():
+                    reducer.add(parameter, self._parameter_names[parameter])
+        for gone in self._hvd_copies.keys() - grouped:
+            self._hvd_copies.pop(gone).hook[0].remove()
+        originals = {copy.original for copy in self._hvd_copies.values() if not copy.is_reached}
+        for parameter in reducer.leave_out_all_but(grouped | originals):
             if self._parameter_names.get(parameter, "").startswith(_NONAME):
                 del self._parameter_names[parameter]
+
+    def _hvd_is_copy(self, place: tuple[int, int], parameter: Any) -> bool:
+        """Whether it is a master copy, which mixed precision puts into the place of a parameter that autograd goes on with."""
+        reducer, original = self._hvd_reducer, self._hvd_places.get(place)
+        if (parameter not in self._hvd_copies and parameter not in reducer and original in reducer and parameter.requires_grad
+                and _has_more_bits(parameter, original) and (parameter.grad is None or reducer.has_come(original))):
+            self._hvd_copies[parameter] = _MasterCopy(parameter, original)
+        return parameter in self._hvd_copies and not self._hvd_copies[parameter].is_reached
 
     def _hvd_free_name(self, wanted: str) -> str:
         """The name `wanted`, or one like it, that no parameter has; a parameter that was replaced in this step still has its
@@ -167,7 +202,8 @@ class _DistributedOptimizer(_Common):
         sent for them). After it gradients may be read and changed: clip, unscale. Does nothing on ranks outside the
         process set. HorovodInternalError: another rank failed; its gradients are then undefined."""
         if self._hvd_active:
-            self._hvd_finish()
+            self._hvd_find_new()
+            self._hvd_reducer.finish()
         self._synchronized = bool(self._hvd_set.included())
 
     @contextlib.contextmanager
@@ -235,7 +271,8 @@ class _DistributedAdasumOptimizer(_Common):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._hvd_finish()
+        self._hvd_find_new()
+        self._hvd_reducer.finish()
         return loss
 
     step.hooked = True  # type: ignore[attr-defined]
