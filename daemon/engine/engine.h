@@ -116,7 +116,8 @@ void engine_link_close(struct engine *engine);
 void engine_link_tell(struct engine *engine, engine_seat seat);
 /* Encodes and sends without waiting, if hvdd is there. */
 int engine_link_send(struct engine *engine, const struct hvi_packet_msg *msg);
-/* A Notice: the job is broken by what has happened elsewhere, as `status`, `culprit` (a rank, or -1) and `text` say. */
+/* A Notice: the job is broken by what is no rank of this node, as `status`, `culprit` (a rank, or -1) and `text` say. It also says
+ * whether the job's nodes were connected by then. */
 void engine_link_tell_broken(struct engine *engine, int status, int32_t culprit, const char *text);
 /* EngineFences: the seat's rank has a fence page. When the link is full, hvdd gets it as soon as it reads again. */
 void engine_link_tell_fences(struct engine *engine, engine_seat seat);

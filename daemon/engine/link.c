@@ -42,6 +42,7 @@ void engine_link_tell_broken(struct engine *engine, int status, int32_t culprit,
 
     msg.notice.status = status;
     msg.notice.rank = culprit;
+    msg.notice.session_ended = engine->sessions.held;
     snprintf(msg.notice.text, sizeof msg.notice.text, "%s", text);
     engine_link_send(engine, &msg);
 }

@@ -72,6 +72,7 @@ struct gate_rendezvous_job {
     struct member *met;
     struct loss *loss;               /* NULL: none, or long ago */
     struct ended *ended;             /* NULL: no rank that is known */
+    bool told;                       /* those that have met: why one of them has gone */
     struct hvi_engine_roster roster; /* of those that have met; the rows' ranks are theirs */
 };
 
@@ -152,6 +153,7 @@ static void forget_met(struct gate_rendezvous_job *job)
         member_free(&job->met, job->met);
     free(job->roster.nodes);
     free(job->roster.key);
+    job->told = false;
     memset(&job->roster, 0, sizeof(job->roster));
 }
 
@@ -575,11 +577,15 @@ void gate_rendezvous_register(struct gate_rendezvous *rendezvous,
     free_unused(rendezvous, job);
 }
 
-static void tell_met(struct gate_rendezvous *rendezvous, const struct gate_rendezvous_job *job,
+/* The first reason counts: each node has one when a job ends. */
+static void tell_met(struct gate_rendezvous *rendezvous, struct gate_rendezvous_job *job,
                      int status, const char *text)
 {
     const struct member *member;
 
+    if (job->told)
+        return;
+    job->told = true;
     DL_FOREACH(job->met, member)
     {
         struct gate_registrant to = registrant_of(&member->said);

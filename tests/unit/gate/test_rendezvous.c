@@ -442,6 +442,30 @@ START_TEST(who_goes_with_a_reason_tells_it_to_those_that_it_has_met)
 }
 END_TEST
 
+START_TEST(those_that_have_met_are_told_once_why_one_of_them_has_gone)
+{
+    struct gate_registrant to = {.node = 2, .job = "job", .uid = 1000, .registration = 1};
+
+    bring(node_with(1, 3, RANKS(0)));
+    bring(node_with(2, 3, RANKS(1)));
+    bring(node_with(3, 3, RANKS(2)));
+    gate_rendezvous_withdraw(&meeting, &to, HVI_ERR_RANK_LOST, "rank 1 was killed", 100 * SECOND);
+    ck_assert_uint_eq(answer_count, 5);
+    to.node = 3;
+    gate_rendezvous_withdraw(&meeting, &to, HVI_ERR_RANK_LOST, "rank 2 was killed", 100 * SECOND);
+    ck_assert_uint_eq(answer_count, 5);
+    for (uint64_t node = 1; node <= 3; node++) {
+        struct gate_registration *again = node_with(node, 3, RANKS((int32_t)node - 1));
+        again->registration = 2;
+        bring(again);
+    }
+    ck_assert_uint_eq(answer_count, 8); /* the next attempt */
+    to.registration = 2;
+    gate_rendezvous_withdraw(&meeting, &to, HVI_ERR_RANK_LOST, "rank 2 was killed", 100 * SECOND);
+    ck_assert_uint_eq(answer_count, 10);
+}
+END_TEST
+
 START_TEST(a_node_that_loses_a_rank_before_it_is_complete_tells_it_to_those_that_wait)
 {
     const struct gate_registrant to = {.node = 2, .job = "job", .uid = 1000, .registration = 0};
@@ -878,6 +902,7 @@ int main(void)
     tcase_add_test(tcase, who_waits_is_told_that_the_rendezvous_ends_and_who_has_met_is_not);
     tcase_add_test(tcase, a_reason_ends_with_its_time_or_with_a_later_engine_of_its_node);
     tcase_add_test(tcase, who_goes_with_a_reason_tells_it_to_those_that_it_has_met);
+    tcase_add_test(tcase, those_that_have_met_are_told_once_why_one_of_them_has_gone);
     tcase_add_test(tcase,
                    a_node_that_loses_a_rank_before_it_is_complete_tells_it_to_those_that_wait);
     tcase_add_test(tcase, a_node_that_loses_a_rank_early_is_known_although_nobody_waits_yet);
