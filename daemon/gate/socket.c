@@ -13,6 +13,10 @@
  * jobs, and take no room from those that are still to come. A peer whose key is refused never tries again by
  * itself; the one that joins starts anew.
  *
+ * Of a name with addresses of both families libzmq tries the first IPv6 one alone, for ever. So a socket that joins by a name, and
+ * has no connection for a second, is opened anew for the other family, and so on. One that had a connection waits ten
+ * seconds: the node there may be starting anew.
+ *
  * A node that connects again, because its gate was killed or its connection cut, takes its routing id along
  * (ZMQ_ROUTER_HANDOVER). If something of the older connection, which has ended, is still unread, libzmq gives that another
  * id, a zero and four bytes of a counter, and it comes under this one. It is no fault, and is dropped: the node says everything
@@ -45,6 +49,8 @@
 #define STRANGERS_MAX    512u
 #define CONNECTIONS_MAX  (HVI_WIRE_NODES_MAX + STRANGERS_MAX)
 #define REJOIN_NS        (2 * HVI_NS_SEC)
+#define FAMILY_NS        HVI_NS_SEC /* for an address of one family, where the other may have one, too */
+#define LOST_NS          (10 * HVI_NS_SEC)
 #define ADDRESS_ROOM     INET6_ADDRSTRLEN
 #define ENDPOINT_ROOM    (HVI_WIRE_PATH + 16)
 
@@ -65,6 +71,10 @@ struct gate_socket {
     uint32_t counts[NODE + 1];                          /* of each kind of connection */
     bool deaf;                                          /* unbound: too many connections */
     unsigned rounds;                                    /* how often the sockets were opened */
+    bool named;                                         /* joins a host by its name */
+    bool ipv4;           /* its addresses of IPv4 alone are tried now */
+    bool connected;      /* one of this family was */
+    uint64_t family_ns;  /* not 0: there is no connection; when to try the other family */
     uint64_t rejoin_ns;  /* not 0: the key was refused; when to try again */
     uint64_t logged_ns;  /* of refusals */
     uint32_t not_logged; /* since then */
@@ -84,12 +94,12 @@ static bool set_text(void *zmq, int option, const char *text)
     return zmq_setsockopt(zmq, option, text, strlen(text)) == 0;
 }
 
-static bool set_common(void *zmq)
+static bool set_common(void *zmq, bool ipv6)
 {
     const int64_t bytes_max = HVI_MESH_BYTES_MAX;
 
     return zmq_setsockopt(zmq, ZMQ_MAXMSGSIZE, &bytes_max, sizeof(bytes_max)) == 0 &&
-           set_int(zmq, ZMQ_LINGER, 0) && set_int(zmq, ZMQ_IPV6, 1) &&
+           set_int(zmq, ZMQ_LINGER, 0) && set_int(zmq, ZMQ_IPV6, ipv6) &&
            set_int(zmq, ZMQ_SNDHWM, QUEUE_MESSAGES) && set_int(zmq, ZMQ_RCVHWM, QUEUE_MESSAGES) &&
            set_int(zmq, ZMQ_HANDSHAKE_IVL, 2000) && set_int(zmq, ZMQ_HEARTBEAT_IVL, 300) &&
            set_int(zmq, ZMQ_HEARTBEAT_TIMEOUT, 1000) && set_int(zmq, ZMQ_HEARTBEAT_TTL, 1000);
@@ -97,20 +107,22 @@ static bool set_common(void *zmq)
 
 static bool set_server(void *zmq, const struct gate_keys *keys)
 {
-    return set_common(zmq) && set_int(zmq, ZMQ_CURVE_SERVER, 1) &&
+    return set_common(zmq, true) && set_int(zmq, ZMQ_CURVE_SERVER, 1) &&
            set_text(zmq, ZMQ_CURVE_SECRETKEY, keys->secret) &&
            set_text(zmq, ZMQ_ZAP_DOMAIN, DOMAIN) && set_int(zmq, ZMQ_ZAP_ENFORCE_DOMAIN, 1) &&
            set_int(zmq, ZMQ_ROUTER_HANDOVER, 1) && set_int(zmq, ZMQ_ROUTER_MANDATORY, 1) &&
            set_int(zmq, ZMQ_BACKLOG, 128);
 }
 
-static bool set_client(void *zmq, const struct gate_keys *keys, const char *public,
-                       const char *route)
+static bool set_client(const struct gate_socket *socket, const char *public)
 {
-    return set_common(zmq) && set_text(zmq, ZMQ_CURVE_SERVERKEY, keys->server) &&
+    void *zmq = socket->main;
+
+    return set_common(zmq, !socket->ipv4) &&
+           set_text(zmq, ZMQ_CURVE_SERVERKEY, socket->keys->server) &&
            set_text(zmq, ZMQ_CURVE_PUBLICKEY, public) &&
-           set_text(zmq, ZMQ_CURVE_SECRETKEY, keys->secret) &&
-           set_text(zmq, ZMQ_ROUTING_ID, route) && set_int(zmq, ZMQ_IMMEDIATE, 1) &&
+           set_text(zmq, ZMQ_CURVE_SECRETKEY, socket->keys->secret) &&
+           set_text(zmq, ZMQ_ROUTING_ID, socket->route) && set_int(zmq, ZMQ_IMMEDIATE, 1) &&
            set_int(zmq, ZMQ_RECONNECT_IVL, 100) && set_int(zmq, ZMQ_RECONNECT_IVL_MAX, 300) &&
            set_int(zmq, ZMQ_CONNECT_TIMEOUT, 1000);
 }
@@ -414,6 +426,8 @@ static void handle_event(struct gate_socket *socket, uint16_t event, int32_t val
         return;
     }
     if (event == ZMQ_EVENT_CONNECTED) {
+        socket->connected = true;
+        socket->family_ns = 0;
         tell_connected(socket, value);
     } else if (event == ZMQ_EVENT_HANDSHAKE_SUCCEEDED) {
         socket->calls->connected(socket->user, "");
@@ -424,6 +438,8 @@ static void handle_event(struct gate_socket *socket, uint16_t event, int32_t val
                event == ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL) {
         socket->calls->failed(socket->user, why_refused(socket, false), true);
     } else {
+        if (socket->named && socket->family_ns == 0)
+            socket->family_ns = hvi_clock_ns() + (socket->connected ? LOST_NS : FAMILY_NS);
         socket->calls->failed(socket->user,
                               event == ZMQ_EVENT_DISCONNECTED ? "the connection was lost"
                                                               : "no connection can be made",
@@ -492,8 +508,11 @@ static bool watch(struct gate_socket *socket, size_t place, void *zmq)
 
 /* ---- opening ---- */
 
+/* libzmq's thread would wait for ever where it tells the end of a connection to a monitor that nobody reads any more. */
 static void close_sockets(struct gate_socket *socket)
 {
+    if (socket->main != NULL)
+        zmq_socket_monitor(socket->main, NULL, 0);
     for (size_t i = 0; i < 3; i++)
         socket->sources[i] = sd_event_source_disable_unref(socket->sources[i]);
     if (socket->main != NULL)
@@ -570,7 +589,7 @@ static bool open_client(struct gate_socket *socket)
 
     socket->main = zmq_socket(socket->context, ZMQ_DEALER);
     return socket->main != NULL && zmq_curve_public(public, socket->keys->secret) == 0 &&
-           set_client(socket->main, socket->keys, public, socket->route) && open_monitor(socket) &&
+           set_client(socket, public) && open_monitor(socket) &&
            watch(socket, 1, socket->monitor) && watch(socket, 2, socket->main) &&
            zmq_connect(socket->main, socket->endpoint) == 0;
 }
@@ -580,6 +599,14 @@ static bool split(const char *endpoint, char *address_p, size_t address_size, ui
 {
     *port_p = UINT32_MAX; /* none */
     return hvi_place_split(endpoint, address_p, address_size, port_p) && *port_p <= UINT16_MAX;
+}
+
+/* An address, and no name that may stand for several. */
+static bool is_number(const char *host)
+{
+    struct in_addr four;
+
+    return strchr(host, ':') != NULL || inet_pton(AF_INET, host, &four) == 1;
 }
 
 /* As libzmq writes it. */
@@ -689,6 +716,7 @@ int gate_socket_join(sd_event *event, const struct gate_keys *keys, const char *
     socket = socket_new(event, keys, false, calls, user);
     if (socket != NULL) {
         snprintf(socket->route, sizeof(socket->route), "%s", route);
+        socket->named = !is_number(host);
         set_endpoint(socket, host, port);
     }
     if (socket == NULL || !open_client(socket)) {
@@ -700,16 +728,26 @@ int gate_socket_join(sd_event *event, const struct gate_keys *keys, const char *
     return HVI_OK;
 }
 
+static void rejoin(struct gate_socket *socket, uint64_t now_ns)
+{
+    socket->rejoin_ns = 0;
+    close_sockets(socket);
+    if (!open_client(socket))
+        socket->rejoin_ns = now_ns + REJOIN_NS;
+}
+
 void gate_socket_tick(struct gate_socket *socket, uint64_t now_ns)
 {
     if (socket->deaf && has_room(socket, STRANGERS_MAX / 2) &&
         zmq_bind(socket->main, socket->endpoint) == 0)
         socket->deaf = false;
-    if (socket->rejoin_ns != 0 && now_ns >= socket->rejoin_ns) {
-        socket->rejoin_ns = 0;
-        close_sockets(socket);
-        if (!open_client(socket))
-            socket->rejoin_ns = now_ns + REJOIN_NS;
+    if (socket->family_ns != 0 && now_ns >= socket->family_ns) {
+        socket->ipv4 = !socket->ipv4;
+        socket->connected = false;
+        socket->family_ns = 0;
+        rejoin(socket, now_ns);
     }
+    if (socket->rejoin_ns != 0 && now_ns >= socket->rejoin_ns)
+        rejoin(socket, now_ns);
     pump(socket);
 }

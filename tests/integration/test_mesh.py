@@ -145,6 +145,24 @@ def test_ipv6_and_an_announced_address(keys):
                 assert roster(second, "j")["nodes"] == "127.0.0.1:9999/0;::1:9999/1"
 
 
+def test_a_name_with_addresses_of_both_families_is_found_at_either(make_nodes):
+    """localhost is ::1 and 127.0.0.1 there; n9 is nobody's address of IPv6, and n1's of IPv4."""
+    nodes = make_nodes(2)
+    node, keys = nodes[1], new_keys(nodes.shared / "mesh")
+    with node.path("/etc/hosts").open("a", encoding="ascii") as hosts:
+        hosts.write(f"fd00:77::99 n9\n{nodes[0].address} n9\n")
+    options = {"engine": ENGINE, "mesh-key": keys}
+    with contextlib.ExitStack() as stack:
+        here = stack.enter_context(Daemon(node=node, options=options | {"mesh-listen": "127.0.0.1:0", "port-range": "9632-9731"}))
+        there = stack.enter_context(Daemon(node=nodes[0], options=options | {"mesh-listen": f"{nodes[0].address}:9600"}))
+        for first, place in ((here, f"localhost:{port_of(here)}"), (there, "n9:9600")):
+            began_ns = time.monotonic_ns()
+            with Daemon(node=node, options=options | {"mesh-join": place}) as second:
+                second.allow("mesh-not-joined")
+                meet(first, second)
+                check_prompt("the nodes met", time.monotonic_ns() - began_ns, 5_000_000_000)
+
+
 def test_without_the_mesh_no_network_socket_is_open_and_a_job_on_two_nodes_is_refused(daemon):
     daemon.allow("attach-refused")
     with wire.Raw(daemon.attach_path) as raw:
