@@ -8,8 +8,9 @@
  *   monitor  connections that come, go and fail
  *
  * A connection that has not shaken hands within 2 s is closed. libzmq does not bound how many there are: their
- * descriptors are counted here. A connection is a stranger until a message comes from it. With too many
- * strangers the socket stops listening until half of them have gone or spoken. Nodes stay for the time of their
+ * descriptors are counted here. A connection is a stranger until a message comes from it. Of too many strangers
+ * of one address the oldest is cut off: a node needs some milliseconds to speak, so one behind the same address still gets in.
+ * With too many strangers of all addresses the socket stops listening until half of them have gone or spoken. Nodes stay for the time of their
  * jobs, and take no room from those that are still to come. A peer whose key is refused never tries again by
  * itself; the one that joins starts anew.
  *
@@ -47,6 +48,7 @@
 #define MESSAGES_AT_ONCE 256
 #define QUEUE_MESSAGES   256
 #define STRANGERS_MAX    512u
+#define STRANGERS_EACH   64u /* of one address, or one /64 of IPv6 */
 #define CONNECTIONS_MAX  (HVI_WIRE_NODES_MAX + STRANGERS_MAX)
 #define REJOIN_NS        (2 * HVI_NS_SEC)
 #define FAMILY_NS        HVI_NS_SEC /* for an address of one family, where the other may have one, too */
@@ -54,7 +56,8 @@
 #define ADDRESS_ROOM     INET6_ADDRSTRLEN
 #define ENDPOINT_ROOM    (HVI_WIRE_PATH + 16)
 
-enum connection { NO_CONNECTION, STRANGER, NODE };
+/* CUT: libzmq is about to find it at its end. */
+enum connection { NO_CONNECTION, STRANGER, NODE, CUT };
 
 struct gate_socket {
     sd_event *event;
@@ -68,7 +71,9 @@ struct gate_socket {
     char route[GATE_ROUTE_TEXT];
     unsigned char connections[GATE_DESCRIPTORS_MAX];    /* enum connection, by descriptor */
     char strangers[GATE_DESCRIPTORS_MAX][ADDRESS_ROOM]; /* their addresses; "": not known */
-    uint32_t counts[NODE + 1];                          /* of each kind of connection */
+    uint64_t origins[GATE_DESCRIPTORS_MAX];             /* of strangers: origin_of() */
+    uint32_t turns[GATE_DESCRIPTORS_MAX], last_turn;    /* when they came, as a number */
+    uint32_t counts[CUT + 1];                           /* of each kind of connection */
     bool deaf;                                          /* unbound: too many connections */
     unsigned rounds;                                    /* how often the sockets were opened */
     bool named;                                         /* joins a host by its name */
@@ -246,7 +251,8 @@ static bool is_stranger(const struct gate_socket *socket, int fd)
 static bool has_room(const struct gate_socket *socket, uint32_t more)
 {
     return socket->counts[STRANGER] + more <= STRANGERS_MAX &&
-           socket->counts[STRANGER] + socket->counts[NODE] + more <= CONNECTIONS_MAX;
+           socket->counts[STRANGER] + socket->counts[CUT] + socket->counts[NODE] + more <=
+               CONNECTIONS_MAX;
 }
 
 /* ---- messages ---- */
@@ -361,6 +367,29 @@ static void read_address(int fd, char address_p[HVI_WIRE_NODE_ADDRESS])
                     NI_NUMERICHOST);
 }
 
+/* The peer's address of IPv4, or its network of IPv6, which is one user's; 0: not known. */
+static uint64_t origin_of(int fd)
+{
+    union {
+        struct sockaddr any;
+        struct sockaddr_in four;
+        struct sockaddr_in6 six;
+    } peer;
+    socklen_t size = sizeof(peer);
+    uint64_t network;
+
+    if (getpeername(fd, &peer.any, &size) != 0)
+        return 0;
+    if (peer.any.sa_family == AF_INET)
+        return peer.four.sin_addr.s_addr;
+    if (peer.any.sa_family != AF_INET6)
+        return 0;
+    if (IN6_IS_ADDR_V4MAPPED(&peer.six.sin6_addr))
+        return peer.six.sin6_addr.s6_addr32[3];
+    memcpy(&network, &peer.six.sin6_addr, sizeof(network));
+    return network != 0 ? network : 1; /* ::1 */
+}
+
 static void note_stranger(struct gate_socket *socket, int fd)
 {
     char address[HVI_WIRE_NODE_ADDRESS];
@@ -369,6 +398,39 @@ static void note_stranger(struct gate_socket *socket, int fd)
         return;
     read_address(fd, address);
     snprintf(socket->strangers[fd], ADDRESS_ROOM, "%.*s", ADDRESS_ROOM - 1, unmapped(address));
+    socket->origins[fd] = origin_of(fd);
+    socket->turns[fd] = ++socket->last_turn;
+}
+
+/* The oldest stranger from where that one came, or -1: they are not too many. */
+static int find_surplus(const struct gate_socket *socket, int newest)
+{
+    const uint64_t origin = socket->origins[newest];
+    uint32_t count = 0;
+    int oldest = newest;
+
+    for (int fd = 0; fd < (int)GATE_DESCRIPTORS_MAX; fd++) {
+        if (socket->connections[fd] != STRANGER || socket->origins[fd] != origin)
+            continue;
+        count++;
+        if ((int32_t)(socket->turns[fd] - socket->turns[oldest]) < 0)
+            oldest = fd;
+    }
+    return origin != 0 && count > STRANGERS_EACH ? oldest : -1;
+}
+
+/* If libzmq has closed the descriptor, and has another one of that number by now, that is no stranger's of this address. */
+static void cut_surplus(struct gate_socket *socket, int newest)
+{
+    int fd = is_stranger(socket, newest) ? find_surplus(socket, newest) : -1;
+
+    if (fd < 0)
+        return;
+    log_refused(socket, "an address has too many connections to the mesh that say nothing",
+                socket->strangers[fd]);
+    if (origin_of(fd) == socket->origins[fd])
+        shutdown(fd, SHUT_RDWR);
+    count_connection(socket, fd, CUT);
 }
 
 static void log_end(struct gate_socket *socket, int fd)
@@ -389,6 +451,7 @@ static void accept_or_end(struct gate_socket *socket, uint16_t event, int32_t fd
     else
         log_end(socket, fd);
     count_connection(socket, fd, event == ZMQ_EVENT_ACCEPTED ? STRANGER : NO_CONNECTION);
+    cut_surplus(socket, fd);
     if (!socket->deaf && !has_room(socket, 1) && zmq_unbind(socket->main, socket->endpoint) == 0) {
         socket->deaf = true;
         log_refused(socket, "the mesh does not listen for now: it has too many connections", "");
