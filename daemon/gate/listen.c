@@ -401,7 +401,7 @@ static void handle_hello(struct mesh_peer *peer, const struct hvi_mesh_hello *he
     snprintf(peer->version, sizeof(peer->version), "%s", hello->version);
     peer->greeted = true;
     if (!peer->told) /* of an earlier conversation: it says everything now */
-        gate_rendezvous_forget(rendezvous, peer->node);
+        gate_rendezvous_anew(rendezvous, peer->node, hvi_clock_ns());
     snprintf(peer->announced, sizeof(peer->announced), "%s", hello->announced);
     /* Where others have found us; a node beside us may have found the loopback. */
     if (!peer->mesh->own_fixed && hello->dialed[0] != '\0' &&
@@ -508,7 +508,7 @@ static void take(struct gate_mesh *mesh, struct hvi_mesh_msg *msg, const struct 
     }
     news = gate_talk_take(&peer->talk, msg, mesh_random());
     if ((news & GATE_TALK_ANEW) != 0) {
-        gate_rendezvous_forget(&mesh->rendezvous, peer->node);
+        gate_rendezvous_anew(&mesh->rendezvous, peer->node, hvi_clock_ns());
         peer->told = peer->behind = false;
     }
     if ((news & GATE_TALK_BODY) != 0)

@@ -17,7 +17,8 @@
  * a node that has the rank is told. hvdd says it only where hvdrun has started it for this one job.
  *
  * A node that waits may go missing: nothing is heard of it, or its hvdd stands still. The job does not meet then, until it is back.
- * It is lost when that takes too long while others wait with it; one that waits alone hurts nobody.
+ * It is lost when that takes too long while others wait with it; one that waits alone hurts nobody. A node that begins anew is
+ * missing until it has registered again: what it wanted to say of its engine's end may have gone with its gate.
  *
  * Whoever has met is remembered until it withdraws, because its answer may be lost on the way: the
  * same registration again gets the same roster. An epoch's number is never used again: it counts up
@@ -45,6 +46,7 @@ struct member {
     struct gate_registration said;
     uint64_t since_ns;
     bool is_there;  /* it is missing for something else than its connection */
+    bool anew;      /* it is missing: its node has begun anew, and has not registered it again */
     uint32_t place; /* in the roster */
 };
 
@@ -704,20 +706,24 @@ bool gate_rendezvous_end(struct gate_rendezvous *rendezvous, int status, const c
     return any;
 }
 
-void gate_rendezvous_forget(struct gate_rendezvous *rendezvous, uint64_t node)
-{
-    struct gate_rendezvous_job *job, *spare;
+/* ---- nodes that are missing ---- */
 
-    DL_FOREACH_SAFE(rendezvous->jobs, job, spare)
+void gate_rendezvous_anew(struct gate_rendezvous *rendezvous, uint64_t node, uint64_t now_ns)
+{
+    struct gate_rendezvous_job *job;
+
+    DL_FOREACH(rendezvous->jobs, job)
     {
         struct member *member = member_of(job->waiting, node);
-        if (member != NULL)
-            member_free(&job->waiting, member);
-        free_unused(rendezvous, job);
+        if (member == NULL)
+            continue;
+        member->anew = true;
+        member->is_there = false;
+        member->said.missing =
+            "it has not said again that its ranks are there: its hvdd-gate has begun anew";
+        member->said.missing_since_ns = now_ns;
     }
 }
-
-/* ---- nodes that are missing ---- */
 
 void gate_rendezvous_missing(struct gate_rendezvous *rendezvous, uint64_t node, const char *why,
                              uint64_t since_ns, bool is_there)
@@ -727,7 +733,7 @@ void gate_rendezvous_missing(struct gate_rendezvous *rendezvous, uint64_t node, 
     DL_FOREACH(rendezvous->jobs, job)
     {
         struct member *member = member_of(job->waiting, node);
-        if (member == NULL)
+        if (member == NULL || member->anew)
             continue;
         if (member->said.missing == NULL || since_ns < member->said.missing_since_ns)
             member->said.missing_since_ns = since_ns;
@@ -743,7 +749,7 @@ void gate_rendezvous_back(struct gate_rendezvous *rendezvous, uint64_t node)
     DL_FOREACH(rendezvous->jobs, job)
     {
         struct member *member = member_of(job->waiting, node);
-        if (member == NULL || member->said.missing == NULL)
+        if (member == NULL || member->said.missing == NULL || member->anew)
             continue;
         member->said.missing = NULL;
         meet_if_all(rendezvous, job);

@@ -77,8 +77,8 @@ void gate_rendezvous_ended(struct gate_rendezvous *rendezvous,
                            const char *text);
 /* There will be no rendezvous any more: everybody that waits, for whatever job, is told. False: nobody does. */
 bool gate_rendezvous_end(struct gate_rendezvous *rendezvous, int status, const char *text);
-/* That node begins anew: what it waits for is withdrawn. */
-void gate_rendezvous_forget(struct gate_rendezvous *rendezvous, uint64_t node);
+/* That node begins anew, and is about to say what it waits for: what it does not register again is missing, see below. */
+void gate_rendezvous_anew(struct gate_rendezvous *rendezvous, uint64_t node, uint64_t now_ns);
 /* That node is missing since then: `why`, which is not copied. No job meets with it; what it waits for is kept, for it may come
  * back. After missing_ns beside others that wait it is lost, and they get a sentence. Where it waits alone, what it waits for is
  * withdrawn then. It stays if `is_there`: the node has a connection, and something else stands still. */

@@ -442,6 +442,23 @@ def test_a_rank_that_is_killed_before_its_node_is_complete_is_named_on_the_other
         check_waiting_is_told(waiting, at_ns, Status.ERR_RANK_LOST, rf"rank 0 \(pid {lost.pid}\) was killed by signal 9 \(SIGKILL\)")
 
 
+def test_a_rank_that_dies_while_its_gate_stands_still_is_missed_on_the_other_node(tmp_path):
+    """hvdd kills the gate, and with it goes what it should have said. Both nodes are complete, and wait for a third one."""
+    with two_daemons(tmp_path) as (first, second):
+        lost = second.rank(environment=place(0, 0, 1, 0))
+        lost.open("early")
+        rank, op = wait_in_a_barrier(first)
+        wait_until(lambda: [row["jobs"] for row in first.ctl.json("nodes")["nodes"]] == ["early"] * 2, "both nodes to wait")
+        second.allow("rank-lost", "gate-ended", "gate-killed", "mesh-not-joined")
+        at_ns = time.monotonic_ns()
+        for pid, number in ((second.gate(), signal.SIGSTOP), (lost.pid, signal.SIGKILL)):
+            os.kill(pid, number)
+        outcome = rank.wait(op, 20)
+        print(f"after {(outcome.at_ns - at_ns) / 1e6:.1f} ms: {outcome.status.name}: {outcome.text}")
+        check_prompt("the rank that waits was told", outcome.at_ns - at_ns, 13_000_000_000)
+        assert outcome.status == Status.ERR_NODE_LOST and re.search("is lost.*its hvdd-gate has begun anew", outcome.text), outcome
+
+
 def test_a_rank_that_breaks_the_protocol_before_its_node_is_complete_is_named_on_the_other_node(tmp_path):
     with two_daemons(tmp_path) as (first, second), wire.Raw(second.attach_path) as liar:
         liar.send(wire.attach_request("early", 0, 3, extra=wire.message((7, 0), (8, 2))))

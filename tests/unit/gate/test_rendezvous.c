@@ -267,7 +267,7 @@ START_TEST(a_node_that_goes_before_the_roster_is_removed)
     withdraw(1, 1);
     bring(node_with(2, 2, RANKS(1)));
     ck_assert_uint_eq(answer_count, 0);
-    gate_rendezvous_forget(&meeting, 2);
+    withdraw(2, 1);
     ck_assert_uint_eq(meeting.job_count, 0);
     bring(node_with(1, 2, RANKS(0)));
     ck_assert_uint_eq(answer_count, 0);
@@ -332,7 +332,7 @@ START_TEST(who_registers_a_moment_later_hears_the_reason_once)
     bring(node_with(3, 3, RANKS(2)));
     ck_assert_uint_eq(answer_count, 2);
     ck_assert_uint_eq(answers[1].node, 3);
-    gate_rendezvous_forget(&meeting, 1);
+    withdraw(1, 1);
     ck_assert_uint_eq(meeting.job_count, 1);
     gate_rendezvous_tick(&meeting, 101 * SECOND);
     ck_assert_uint_eq(meeting.job_count, 0);
@@ -770,6 +770,36 @@ START_TEST(a_node_that_is_back_in_time_was_never_missing)
 }
 END_TEST
 
+START_TEST(a_node_that_begins_anew_and_does_not_register_again_is_lost)
+{
+    bring(node_with(1, 3, RANKS(0)));
+    bring(node_with(2, 3, RANKS(1)));
+    gate_rendezvous_anew(&meeting, 2, 100 * SECOND);
+    gate_rendezvous_tick(&meeting, 102 * SECOND - 1);
+    ck_assert_uint_eq(answer_count, 0);
+    gate_rendezvous_tick(&meeting, 102 * SECOND);
+    ck_assert_uint_eq(answer_count, 2);
+    ck_assert_int_eq(answers[0].status, HVI_ERR_NODE_LOST);
+    ck_assert_ptr_nonnull(strstr(answers[0].text, "node b (10.0.0.2) is lost"));
+    ck_assert_ptr_nonnull(strstr(answers[0].text, "its hvdd-gate has begun anew"));
+}
+END_TEST
+
+START_TEST(a_node_that_begins_anew_is_back_when_it_has_registered_again)
+{
+    bring(node_with(1, 3, RANKS(0)));
+    bring(node_with(2, 3, RANKS(1)));
+    gate_rendezvous_anew(&meeting, 2, 100 * SECOND);
+    miss(2, true); /* its hvdd stands still, and goes on */
+    gate_rendezvous_back(&meeting, 2);
+    bring(node_with(3, 3, RANKS(2)));
+    ck_assert_uint_eq(answer_count, 0);
+    bring(node_with(2, 3, RANKS(1)));
+    ck_assert_uint_eq(answer_count, 3);
+    ck_assert_int_eq(answers[0].status, HVI_OK);
+}
+END_TEST
+
 START_TEST(no_job_meets_with_a_node_that_is_missing)
 {
     bring(node_with(1, 2, RANKS(0)));
@@ -918,6 +948,8 @@ int main(void)
     tcase_add_test(tcase, who_is_missing_is_said_after_the_start_timeout);
     tcase_add_test(tcase, a_node_that_is_missing_for_too_long_is_named_to_those_that_wait_with_it);
     tcase_add_test(tcase, who_waits_alone_is_known_and_so_is_when_that_ends);
+    tcase_add_test(tcase, a_node_that_begins_anew_and_does_not_register_again_is_lost);
+    tcase_add_test(tcase, a_node_that_begins_anew_is_back_when_it_has_registered_again);
     tcase_add_test(tcase, a_node_that_is_back_in_time_was_never_missing);
     tcase_add_loop_test(tcase, no_job_meets_with_a_node_that_is_missing, 0, 2);
     tcase_add_test(tcase, no_job_meets_with_a_node_that_comes_while_its_hvdd_stands_still);
