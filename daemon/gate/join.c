@@ -35,9 +35,9 @@
 struct mesh_own {
     struct mesh_own *prev, *next;
     struct hvi_node_register registered;
-    uint64_t since_ns;
-    struct mesh_seed *at; /* where it is registered; NULL: nowhere yet */
-    uint64_t leaving;     /* number of the message there that takes it back; 0: none */
+    uint64_t since_ns, timeout_ns; /* 0: it waits for ever */
+    struct mesh_seed *at;          /* where it is registered; NULL: nowhere yet */
+    uint64_t leaving;              /* number of the message there that takes it back; 0: none */
     bool answered;
     /* The rendezvous is told why, and another one or the same anew, until it has confirmed that. Of a node that was never
      * complete nothing is registered. */
@@ -300,6 +300,20 @@ static void flush_all(struct gate_mesh *mesh)
         flush(&mesh->seeds[i]);
 }
 
+/* As the ranks say, else as this hvdd does. */
+static uint64_t timeout_of(const struct gate_mesh *mesh, const struct hvi_node_register *registered)
+{
+    uint64_t timeout_ns = mesh->gate->start.start_timeout_ns;
+    struct hvi_packet_msg msg;
+
+    if (hvi_packet_msg_decode(registered->node, registered->node_bytes, &msg, NULL, 0) != HVI_OK)
+        return timeout_ns;
+    if (msg.kind == HVI_PACKET_ENGINE_NODE && msg.engine_node.start_timeout_ns != 0)
+        timeout_ns = msg.engine_node.start_timeout_ns;
+    hvi_packet_msg_free(&msg);
+    return timeout_ns;
+}
+
 void mesh_join_register(struct gate_mesh *mesh, struct hvi_node_register *registered)
 {
     struct mesh_own *own, *spare;
@@ -318,6 +332,7 @@ void mesh_join_register(struct gate_mesh *mesh, struct hvi_node_register *regist
     }
     own->registered = *registered;
     own->since_ns = hvi_clock_ns();
+    own->timeout_ns = timeout_of(mesh, registered);
     registered->node = NULL;
     registered->node_bytes = 0;
     DL_APPEND(mesh->own, own);
@@ -367,6 +382,7 @@ static struct mesh_own *own_new_lost(struct gate_mesh *mesh,
     snprintf(own->registered.job, sizeof(own->registered.job), "%s", withdrawn->job);
     own->registered.uid = withdrawn->uid;
     own->since_ns = hvi_clock_ns();
+    own->timeout_ns = mesh->gate->start.start_timeout_ns;
     DL_APPEND(mesh->own, own);
     return own;
 }
@@ -811,16 +827,15 @@ static void give_up(struct gate_mesh *mesh, struct mesh_own *own)
 
 static void give_up_late(struct gate_mesh *mesh, uint64_t now_ns)
 {
-    uint64_t timeout_ns = mesh->gate->start.start_timeout_ns;
     struct mesh_own *own, *spare;
 
     DL_FOREACH_SAFE(mesh->own, own, spare)
     {
-        if (now_ns < own->since_ns + timeout_ns + GRACE_NS)
+        if (now_ns < own->since_ns + own->timeout_ns + GRACE_NS)
             continue;
         if (own->gone)
             own_free(mesh, own);
-        else if (!own->answered && timeout_ns != 0)
+        else if (!own->answered && own->timeout_ns != 0)
             give_up(mesh, own);
     }
 }

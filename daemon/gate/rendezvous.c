@@ -858,20 +858,32 @@ static bool is_waiting(const struct gate_rendezvous_job *job, int32_t rank)
     return false;
 }
 
-static uint64_t waits_since(const struct gate_rendezvous_job *job)
+/* As its ranks say, else as this hvdd does; 0: for ever. */
+static uint64_t timeout_of(const struct gate_rendezvous *rendezvous, const struct member *member)
+{
+    const uint64_t said_ns = member->said.engine.start_timeout_ns;
+
+    return said_ns != 0 ? said_ns : rendezvous->timeout_ns;
+}
+
+/* One that has waited for so long; NULL: none has. */
+static const struct member *late_member(const struct gate_rendezvous *rendezvous,
+                                        const struct gate_rendezvous_job *job, uint64_t now_ns)
 {
     const struct member *member;
-    uint64_t since_ns = UINT64_MAX;
 
     DL_FOREACH(job->waiting, member)
     {
-        if (member->since_ns < since_ns)
-            since_ns = member->since_ns;
+        const uint64_t timeout_ns = timeout_of(rendezvous, member);
+        if (timeout_ns != 0 && member->since_ns <= now_ns &&
+            now_ns - member->since_ns >= timeout_ns)
+            return member;
     }
-    return since_ns;
+    return NULL;
 }
 
-static void give_up(struct gate_rendezvous *rendezvous, struct gate_rendezvous_job *job)
+static void give_up(struct gate_rendezvous *rendezvous, struct gate_rendezvous_job *job,
+                    uint64_t timeout_ns)
 {
     int32_t size = job->waiting->said.engine.size;
     bool *has = calloc((size_t)size, sizeof(*has));
@@ -880,7 +892,7 @@ static void give_up(struct gate_rendezvous *rendezvous, struct gate_rendezvous_j
     const char *separator = "";
 
     gate_say(&sentence, "job '%s' is not complete after the start timeout of %llu s: ", job->id,
-             (unsigned long long)(rendezvous->timeout_ns / HVI_NS_SEC));
+             (unsigned long long)(timeout_ns / HVI_NS_SEC));
     if (has != NULL) {
         int32_t missing = size;
         DL_FOREACH(job->waiting, member)
@@ -919,10 +931,9 @@ void gate_rendezvous_tick(struct gate_rendezvous *rendezvous, uint64_t now_ns)
         if (job->loss != NULL && now_ns >= job->loss->until_ns)
             forget_loss(job);
         lose_missing(rendezvous, job, now_ns);
-        uint64_t since_ns = waits_since(job);
-        if (rendezvous->timeout_ns != 0 && since_ns <= now_ns &&
-            now_ns - since_ns >= rendezvous->timeout_ns)
-            give_up(rendezvous, job);
+        const struct member *late = late_member(rendezvous, job, now_ns);
+        if (late != NULL)
+            give_up(rendezvous, job, timeout_of(rendezvous, late));
         free_unused(rendezvous, job);
     }
 }

@@ -47,7 +47,8 @@ struct gate_rendezvous_job;
 struct gate_rendezvous {
     const struct gate_rendezvous_calls *calls;
     void *user;
-    uint64_t timeout_ns, missing_ns;
+    uint64_t timeout_ns; /* of nodes whose ranks say none; 0: none */
+    uint64_t missing_ns;
     uint64_t awake_ns; /* this process stood still until then: no node is blamed for that */
     uint64_t last_epoch;
     char own_address[HVI_WIRE_NODE_ADDRESS]; /* of the rendezvous' node; "": unknown */

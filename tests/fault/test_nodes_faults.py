@@ -401,9 +401,9 @@ def place(rank, local_rank, local_size, node):
 
 
 @contextlib.contextmanager
-def two_daemons(tmp_path, **of_the_second):
+def two_daemons(tmp_path, *, start_timeout="600s", **of_the_second):
     """hvdds of whoever: the first one has the rendezvous."""
-    options = {"mesh-key": new_keys(tmp_path / "mesh"), "port-range": "9664-9695"}
+    options = {"mesh-key": new_keys(tmp_path / "mesh"), "port-range": "9664-9695", "start-timeout": start_timeout}
     with Daemon(options=options | {"mesh-listen": "127.0.0.1:0"}) as first:
         port = (first.address / "mesh.port").read_text(encoding="ascii").strip()
         more = {name.replace("_", "-"): value for name, value in of_the_second.items()}
@@ -428,6 +428,19 @@ def check_waiting_is_told(waiting, at_ns, status, words):
     print(f"after {(outcome.at_ns - at_ns) / 1e6:.1f} ms: {outcome.status.name}: {outcome.text}")
     check_prompt("the rank that waits was told", outcome.at_ns - at_ns, LOST_NS)
     assert outcome.status == status and re.search(words, outcome.text), outcome
+
+
+def test_ranks_may_wait_longer_than_their_hvdds_would(tmp_path):
+    longer = {"HVD_START_TIMEOUT": "30"}
+    with two_daemons(tmp_path, start_timeout="1s") as (first, second):
+        waits = second.rank(environment=longer | place(0, 0, 1, 0) | {"HVD_SIZE": "2"})
+        waits.open("wide")
+        op = waits.submit("barrier")
+        time.sleep(scaled(1) + 6)  # longer than hvdd and its gate would give it
+        last = first.rank(environment=longer | place(1, 0, 1, 1) | {"HVD_SIZE": "2"})
+        last.open("wide")
+        last.post_wait(last.submit("barrier"))
+        assert waits.outcome(op).ok and last.collect_outcome().ok
 
 
 def test_a_rank_that_is_killed_before_its_node_is_complete_is_named_on_the_other_node(tmp_path):
