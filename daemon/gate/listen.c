@@ -180,12 +180,20 @@ static void log_answer(const struct gate_registrant *to, const struct hvi_engine
         log_not_met(to, "the list of its nodes and ranks does not fit into a message");
 }
 
+/* Owns the body's memory. */
+static void say_roster(struct gate_mesh *mesh, struct mesh_peer *peer, struct hvi_mesh_msg *msg)
+{
+    if (peer == NULL)
+        hvi_mesh_msg_free(msg);
+    else if (gate_talk_say(&peer->talk, msg) != HVI_OK)
+        mesh_log_refused(mesh, "a node confirms nothing of what it is told", peer->seen);
+}
+
 static void answer(void *user, const struct gate_registrant *to,
                    const struct hvi_engine_roster *roster)
 {
     struct gate_mesh *mesh = user;
     struct hvi_mesh_msg msg = {.kind = HVI_MESH_NODE_ROSTER};
-    struct mesh_peer *peer = peer_find(mesh, to->node);
 
     int status = mesh_fill_roster(mesh, to, roster, &msg.node_roster);
     log_answer(to, roster, status);
@@ -194,12 +202,31 @@ static void answer(void *user, const struct gate_registrant *to,
     if (to->node == mesh->gate->start.node) {
         mesh_tell_roster(mesh, &msg.node_roster);
         mesh_join_answered(mesh, &msg.node_roster);
-        free(msg.node_roster.roster);
-    } else if (peer == NULL) {
-        free(msg.node_roster.roster);
-    } else if (gate_talk_say(&peer->talk, &msg) != HVI_OK) {
-        mesh_log_refused(mesh, "a node confirms nothing of what it is told", peer->seen);
+        hvi_mesh_msg_free(&msg);
+    } else {
+        say_roster(mesh, peer_find(mesh, to->node), &msg);
     }
+}
+
+/* What a node has registered is no EngineNode of this version: its engine would wait. A node may say so as often as it likes, so
+ * nothing is logged here. */
+static void answer_nonsense(struct mesh_peer *peer, const struct hvi_node_register *registered)
+{
+    struct gate_mesh *mesh = peer->mesh;
+    const bool same = strcmp(peer->version, HVD_VERSION_TEXT) == 0;
+    const struct gate_registrant to = {.node = peer->node,
+                                       .job = registered->job,
+                                       .uid = registered->uid,
+                                       .registration = registered->registration};
+    struct hvi_engine_roster roster = {.status = same ? HVI_ERR_PROTOCOL : HVI_ERR_VERSION};
+    struct hvi_mesh_msg msg = {.kind = HVI_MESH_NODE_ROSTER};
+
+    snprintf(roster.text, sizeof(roster.text),
+             "node %s (hvdd %s), where the nodes of job '%s' meet, cannot read what the engine of "
+             "node %s (hvdd %s) says of it; install the same hvdd on both",
+             mesh->name, HVD_VERSION_TEXT, registered->job, peer->name, peer->version);
+    if (mesh_fill_roster(mesh, &to, &roster, &msg.node_roster) == HVI_OK)
+        say_roster(mesh, peer, &msg);
 }
 
 static void throw_dice(void *user, void *bytes_p, size_t length)
@@ -417,6 +444,18 @@ static void handle_hello(struct mesh_peer *peer, const struct hvi_mesh_hello *he
     peer->told = true;
 }
 
+/* False: it is no EngineNode. */
+static bool bring_remote(struct mesh_peer *peer, const struct hvi_node_register *registered,
+                         uint64_t silent_ns)
+{
+    const bool good =
+        bring(peer->mesh, peer->node, peer->name, address_of(peer), registered, silent_ns);
+
+    if (!good)
+        answer_nonsense(peer, registered);
+    return good;
+}
+
 static void handle_body(struct mesh_peer *peer, struct hvi_mesh_msg *msg)
 {
     struct gate_mesh *mesh = peer->mesh;
@@ -425,8 +464,7 @@ static void handle_body(struct mesh_peer *peer, struct hvi_mesh_msg *msg)
     if (msg->kind == HVI_MESH_HELLO)
         handle_hello(peer, &msg->hello);
     else if (msg->kind == HVI_MESH_NODE_REGISTER)
-        good = bring(mesh, peer->node, peer->name, address_of(peer), &msg->node_register,
-                     msg->hvdd_silent_ns);
+        good = bring_remote(peer, &msg->node_register, msg->hvdd_silent_ns);
     else if (msg->kind == HVI_MESH_NODE_WITHDRAW)
         take_back(mesh, peer->node, &msg->node_withdraw);
     else if (msg->kind == HVI_MESH_QUESTION)

@@ -361,8 +361,12 @@ def test_a_peer_with_a_key_can_neither_be_another_node_nor_end_the_gate(keys):
         assert peer.receive()[7] == [1], "the hello was not confirmed"
         # A roster from a node that joins, and a registration that holds no EngineNode.
         registered = wire.message((1, "j"), (2, 0), (3, 1), (4, ""), (5, b"nonsense"))
-        for number, body in ((2, 23), (3, 21)):
+        for number, body in ((2, 23), (2, 21), (3, 21)):
             peer.send(wire.message((1, 1), (2, 1), (3, 7), (4, 5), (6, number), (body, registered)))
+        told = wire.decode(wait_until(lambda: peer.receive().get(23), "an answer to the registration", step=0)[0])
+        refused = wire.decode(wire.decode(told[4][0])[23][0])
+        assert told[3] == [1] and wire.signed(refused[1][0]) == Status.ERR_VERSION, refused  # the peer has said no version of its hvdd
+        assert b"cannot read what the engine of node peer (hvdd ) says of it; install the same hvdd" in refused[2][0], refused
         meet(first, second)
         assert first.gate() and not first.lines("gate-ended")
 
