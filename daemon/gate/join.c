@@ -524,6 +524,31 @@ static void note_failure(struct mesh_seed *seed, const char *text, bool known)
         seed->unsaid_ns = hvi_clock_ns() + UNSAID_NS;
 }
 
+static bool is_roster(const struct hvi_node_roster *roster)
+{
+    struct hvi_packet_msg msg;
+    bool good;
+
+    if (hvi_packet_msg_decode(roster->roster, roster->roster_bytes, &msg, NULL, 0) != HVI_OK)
+        return false;
+    good = msg.kind == HVI_PACKET_ENGINE_ROSTER;
+    hvi_packet_msg_free(&msg);
+    return good;
+}
+
+/* Of a rendezvous that is wrong, or of another version. hvdd would take it for its gate's own. */
+static void refuse_roster(struct mesh_seed *seed, const struct mesh_own *own)
+{
+    char text[HVI_TEXT_MAX + 1];
+
+    snprintf(text, sizeof(text),
+             "the rendezvous of job '%s' at %s has answered with what is no list of nodes; install "
+             "the same hvdd on all nodes",
+             own->registered.job, seed->endpoint);
+    mesh_log_refused(seed->mesh, text, seed->address);
+    mesh_tell_error(seed->mesh, &own->registered, HVI_ERR_PROTOCOL, text);
+}
+
 static void handle_roster(struct mesh_seed *seed, const struct hvi_node_roster *roster)
 {
     struct mesh_own *own = own_find(seed->mesh, roster->job, roster->registration);
@@ -531,6 +556,10 @@ static void handle_roster(struct mesh_seed *seed, const struct hvi_node_roster *
     if (own == NULL || own->at != seed)
         return;
     own->answered = true;
+    if (!is_roster(roster)) {
+        refuse_roster(seed, own);
+        return;
+    }
     mesh_tell_roster(seed->mesh, roster); /* hvdd tells the same again from news */
 }
 

@@ -905,6 +905,25 @@ START_TEST(what_is_no_engine_node_gets_a_sentence_and_not_a_roster)
 }
 END_TEST
 
+START_TEST(a_rendezvous_that_answers_nonsense_is_named_to_the_engine)
+{
+    static const unsigned char nonsense[] = {0xff, 0xff, 0xff};
+    struct hvi_mesh_msg msg = {.kind = HVI_MESH_NODE_ROSTER,
+                               .node_roster = {.uid = 1000, .registration = 1, .job = "job"}};
+    uint32_t port = listen_at(&sides[0]);
+
+    join_at(&sides[1], port);
+    register_at(&sides[1], "job", 1, 1, 2);
+    wait_jobs(&sides[0], 1, "job");
+    msg.node_roster.roster = malloc(sizeof(nonsense));
+    memcpy(msg.node_roster.roster, nonsense, sizeof(nonsense));
+    msg.node_roster.roster_bytes = sizeof(nonsense);
+    mesh_listen_say(sides[0].gate.mesh, sides[1].gate.start.node, &msg);
+    expect_error(&sides[1], "job", HVI_ERR_PROTOCOL, "has answered with what is no list of nodes");
+    ck_assert_int_ge(hvt_log_count("mesh-message-refused"), 1);
+}
+END_TEST
+
 START_TEST(nodes_that_are_late_are_named_to_those_that_came)
 {
     sides[0].gate.start.start_timeout_ns = 200 * HVI_NS_MS;
@@ -2284,6 +2303,7 @@ static void add_meeting(Suite *suite)
     tcase_add_test(tcase, a_rank_that_goes_while_the_rendezvous_begins_anew_is_named);
     tcase_add_test(tcase, what_the_rendezvous_was_not_told_in_time_is_forgotten);
     tcase_add_test(tcase, what_is_no_engine_node_gets_a_sentence_and_not_a_roster);
+    tcase_add_test(tcase, a_rendezvous_that_answers_nonsense_is_named_to_the_engine);
     tcase_add_test(tcase, nodes_that_are_late_are_named_to_those_that_came);
     tcase_add_test(tcase, a_node_whose_connection_ends_does_not_wait_on);
     tcase_add_test(tcase,
