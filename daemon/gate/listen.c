@@ -21,6 +21,7 @@
 
 #define HVDD_STILL    "its hvdd has said nothing: it was stopped, or is stuck"
 #define HOSTS_AT_ONCE 128u /* in one message; at most HVI_MESH_HOSTS_MAX */
+#define KEY_PEERS_MAX 4u   /* of a node's key */
 
 struct mesh_peer {
     struct gate_mesh *mesh;
@@ -289,7 +290,8 @@ static bool bring(struct gate_mesh *mesh, uint64_t node, const char *name, const
     return good;
 }
 
-static void take_back(struct gate_mesh *mesh, uint64_t node,
+/* False: a rank is to be over for good, which only the hvdds of one job can know. */
+static bool take_back(struct gate_mesh *mesh, uint64_t node,
                       const struct hvi_node_withdraw *withdrawn)
 {
     const struct gate_registrant registrant = {.node = node,
@@ -297,11 +299,14 @@ static void take_back(struct gate_mesh *mesh, uint64_t node,
                                                .uid = owner(mesh, withdrawn->uid),
                                                .registration = withdrawn->registration};
 
+    if (withdrawn->rank >= 0 && !mesh->gate->start.one_job)
+        return false;
     if (withdrawn->rank >= 0)
         gate_rendezvous_ended(&mesh->rendezvous, &registrant, withdrawn->rank, withdrawn->text);
     else
         gate_rendezvous_withdraw(&mesh->rendezvous, &registrant, withdrawn->status, withdrawn->text,
                                  hvi_clock_ns());
+    return true;
 }
 
 static void flush_all(struct gate_mesh *mesh)
@@ -325,7 +330,7 @@ void mesh_listen_register(struct gate_mesh *mesh, const struct hvi_node_register
 
 void mesh_listen_withdraw(struct gate_mesh *mesh, const struct hvi_node_withdraw *withdrawn)
 {
-    take_back(mesh, mesh->gate->start.node, withdrawn);
+    (void)take_back(mesh, mesh->gate->start.node, withdrawn);
     flush_all(mesh);
 }
 
@@ -466,7 +471,7 @@ static void handle_body(struct mesh_peer *peer, struct hvi_mesh_msg *msg)
     else if (msg->kind == HVI_MESH_NODE_REGISTER)
         good = bring_remote(peer, &msg->node_register, msg->hvdd_silent_ns);
     else if (msg->kind == HVI_MESH_NODE_WITHDRAW)
-        take_back(mesh, peer->node, &msg->node_withdraw);
+        good = take_back(mesh, peer->node, &msg->node_withdraw);
     else if (msg->kind == HVI_MESH_QUESTION)
         mesh_query_take(mesh, NULL, peer->node, &msg->question);
     else if (msg->kind == HVI_MESH_REPLY)
@@ -481,6 +486,35 @@ static void handle_body(struct mesh_peer *peer, struct hvi_mesh_msg *msg)
 static bool is_allowed(const struct gate_mesh *mesh, const char *key)
 {
     return !mesh->of_nodes || gate_keys_name(&mesh->keys, key) != NULL;
+}
+
+/* Of a node that has said its name. */
+static void tell_lost(const struct mesh_peer *peer, const char *why)
+{
+    if (peer->greeted)
+        gate_hosts_drop(&peer->mesh->hosts, peer->node, why);
+}
+
+/* A hvdd that was started anew has another number. A node that claims many takes no room from those of other keys. */
+static void make_room(struct gate_mesh *mesh, const char *key)
+{
+    struct mesh_peer *peer, *oldest = NULL;
+    size_t count = 0;
+
+    DL_FOREACH(mesh->peers, peer)
+    {
+        if (strcmp(peer->key, key) != 0)
+            continue;
+        count++;
+        if (oldest == NULL || peer->heard_ns < oldest->heard_ns)
+            oldest = peer;
+    }
+    if (!mesh->of_nodes || count < KEY_PEERS_MAX)
+        return;
+    mesh_log_refused(mesh, "a key has too many hvdds: the one not heard for longest is forgotten",
+                     oldest->seen);
+    tell_lost(oldest, "other hvdds with its key have taken its place");
+    peer_free(mesh, oldest, "other hvdds with its key have taken its place");
 }
 
 /* NULL: refused. */
@@ -500,8 +534,10 @@ static struct mesh_peer *peer_of(struct gate_mesh *mesh, const struct hvi_mesh_m
                          from->address);
         return NULL;
     }
-    if (peer == NULL)
+    if (peer == NULL) {
+        make_room(mesh, from->key);
         peer = peer_new(mesh, msg->node, from);
+    }
     if (peer == NULL)
         mesh_log_refused(mesh, "there is no room for one more node", from->address);
     return peer;
@@ -569,13 +605,6 @@ static void received(void *user, const struct gate_sender *from, const unsigned 
     }
     take(mesh, &msg, from);
     hvi_mesh_msg_free(&msg);
-}
-
-/* Of a node that has said its name. */
-static void tell_lost(const struct mesh_peer *peer, const char *why)
-{
-    if (peer->greeted)
-        gate_hosts_drop(&peer->mesh->hosts, peer->node, why);
 }
 
 /* A node that was killed must not wait on. One whose connection was cut comes back as a stranger and

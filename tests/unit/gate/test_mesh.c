@@ -905,6 +905,25 @@ START_TEST(what_is_no_engine_node_gets_a_sentence_and_not_a_roster)
 }
 END_TEST
 
+/* Only a hvdd of one job knows that no other process takes the rank's place. */
+START_TEST(a_node_of_a_service_ends_no_rank_for_good)
+{
+    struct hvi_gate_msg msg = {.kind = HVI_GATE_NODE_WITHDRAW};
+    uint32_t port = listen_at(&sides[0]);
+
+    join_at(&sides[1], port);
+    register_at(&sides[0], "job", 1, 0, 2);
+    snprintf(msg.node_withdraw.job, sizeof(msg.node_withdraw.job), "job");
+    msg.node_withdraw.uid = 1000;
+    msg.node_withdraw.rank = 1;
+    msg.node_withdraw.status = HVI_ERR_RANK_LOST;
+    tell(&sides[1], &msg);
+    wait_log("a node says what it may not say", 1);
+    register_at(&sides[1], "job", 1, 1, 2);
+    ck_assert_int_eq(hear_roster(&sides[0], "job", 1)->status, HVI_OK);
+}
+END_TEST
+
 START_TEST(a_rendezvous_that_answers_nonsense_is_named_to_the_engine)
 {
     static const unsigned char nonsense[] = {0xff, 0xff, 0xff};
@@ -1650,6 +1669,16 @@ static void wait_named(struct side *side, const char *name, const char *state)
     }
 }
 
+static size_t rows_named(struct side *side, const char *name)
+{
+    size_t count = 0;
+
+    rows_of(side);
+    for (size_t i = 0; i < rows.node_count; i++)
+        count += strcmp(rows.nodes[i].name, name) == 0;
+    return count;
+}
+
 /* hvdd hears again and again that a seed has been reached. */
 static struct hvi_engine_roster *hear_seeds_roster(struct side *side, const char *job)
 {
@@ -1721,6 +1750,26 @@ START_TEST(a_job_that_waits_at_a_seed_that_goes_meets_at_the_next_one)
     register_at(&sides[0], "next", 2, 0, 2);
     ck_assert_int_eq(hear_seeds_roster(&sides[0], "next")->status, HVI_OK);
     ck_assert_int_eq(hear_seeds_roster(&sides[2], "next")->status, HVI_OK);
+}
+END_TEST
+
+START_TEST(a_node_that_has_many_numbers_takes_no_room_from_the_others)
+{
+    void *many[8];
+
+    prepare_seeds();
+    server = own_keys[0];
+    open_seed(0);
+    for (uint64_t i = 0; i < 8; i++) {
+        char route[GATE_ROUTE_TEXT];
+        mesh_route(0xee00 + i, route);
+        many[i] = stranger_join(seed_port, &own_keys[2], route);
+        say_hello(many[i], 0xee00 + i, "many");
+        wait_log("a node has joined the mesh", (int)i + 1);
+    }
+    ck_assert_uint_eq(rows_named(&sides[0], node_names[2]), 4);
+    for (size_t i = 0; i < 8; i++)
+        zmq_close(many[i]);
 }
 END_TEST
 
@@ -2245,6 +2294,7 @@ static void add_seeds(Suite *suite)
     tcase_add_checked_fixture(tcase, setup, teardown);
     tcase_add_test(tcase, nodes_of_an_allow_list_meet_at_the_first_seed_and_have_the_lists_names);
     tcase_add_test(tcase, a_job_that_waits_at_a_seed_that_goes_meets_at_the_next_one);
+    tcase_add_test(tcase, a_node_that_has_many_numbers_takes_no_room_from_the_others);
     tcase_add_test(
         tcase,
         a_node_that_is_not_allowed_is_told_so_and_comes_in_when_it_is_and_goes_when_it_is_not);
@@ -2303,6 +2353,7 @@ static void add_meeting(Suite *suite)
     tcase_add_test(tcase, a_rank_that_goes_while_the_rendezvous_begins_anew_is_named);
     tcase_add_test(tcase, what_the_rendezvous_was_not_told_in_time_is_forgotten);
     tcase_add_test(tcase, what_is_no_engine_node_gets_a_sentence_and_not_a_roster);
+    tcase_add_test(tcase, a_node_of_a_service_ends_no_rank_for_good);
     tcase_add_test(tcase, a_rendezvous_that_answers_nonsense_is_named_to_the_engine);
     tcase_add_test(tcase, nodes_that_are_late_are_named_to_those_that_came);
     tcase_add_test(tcase, a_node_whose_connection_ends_does_not_wait_on);
