@@ -490,7 +490,7 @@ static bool check_key(struct gate_rendezvous *rendezvous, struct gate_rendezvous
                       const struct gate_registration *said)
 {
     const struct member *first;
-    struct gate_sentence sentence = {.text = ""};
+    struct gate_sentence sentence = {.own_address = rendezvous->own_address};
 
     while (job->waiting != NULL && is_gone(job->waiting) &&
            strcmp(job->waiting->said.key_digest, said->key_digest) != 0)
@@ -529,7 +529,7 @@ static struct member *add(struct gate_rendezvous *rendezvous, struct gate_rendez
 static void settle(struct gate_rendezvous *rendezvous, struct gate_rendezvous_job *job,
                    const struct member *newest)
 {
-    struct gate_sentence sentence = {.text = ""};
+    struct gate_sentence sentence = {.own_address = rendezvous->own_address};
     struct member *other, *spare;
     int status;
 
@@ -540,7 +540,7 @@ static void settle(struct gate_rendezvous *rendezvous, struct gate_rendezvous_jo
             continue;
         if (is_gone(other)) {
             member_free(&job->waiting, other);
-            sentence = (struct gate_sentence){.text = ""};
+            sentence = (struct gate_sentence){.own_address = rendezvous->own_address};
             continue;
         }
         refuse_all(rendezvous, job, status, sentence.text);
@@ -553,7 +553,7 @@ void gate_rendezvous_register(struct gate_rendezvous *rendezvous,
                               const struct gate_registration *registration, uint64_t now_ns)
 {
     struct gate_rendezvous_job *job = job_find(rendezvous, registration->job, registration->uid);
-    struct gate_sentence sentence = {.text = ""};
+    struct gate_sentence sentence = {.own_address = rendezvous->own_address};
     struct member *member;
     int status = gate_agree_check(registration, &sentence);
 
@@ -819,7 +819,7 @@ static void lose(struct gate_rendezvous *rendezvous, struct gate_rendezvous_job 
 {
     const struct gate_registrant registrant = registrant_of(&lost->said);
     const char *address = lost->said.address;
-    struct gate_sentence sentence = {.text = ""};
+    struct gate_sentence sentence = {.own_address = rendezvous->own_address};
 
     gate_say_lost(&sentence, lost->said.name,
                   address[0] != '\0' ? address : rendezvous->own_address, job->id,
@@ -887,7 +887,7 @@ static void give_up(struct gate_rendezvous *rendezvous, struct gate_rendezvous_j
 {
     int32_t size = job->waiting->said.engine.size;
     bool *has = calloc((size_t)size, sizeof(*has));
-    struct gate_sentence sentence = {.text = ""};
+    struct gate_sentence sentence = {.own_address = rendezvous->own_address};
     const struct member *member;
     const char *separator = "";
 

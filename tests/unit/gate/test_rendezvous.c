@@ -770,6 +770,19 @@ START_TEST(a_node_that_is_back_in_time_was_never_missing)
 }
 END_TEST
 
+START_TEST(the_rendezvous_own_node_is_named_by_the_address_that_others_know)
+{
+    struct gate_registration *own = node_with(1, 2, RANKS(0));
+
+    snprintf(meeting.own_address, sizeof(meeting.own_address), "10.0.0.1");
+    own->address[0] = '\0';
+    bring(own);
+    bring(node_with(2, 2, RANKS(0)));
+    ck_assert_uint_eq(answer_count, 2);
+    ck_assert_ptr_nonnull(strstr(answers[1].text, "a (10.0.0.1)"));
+}
+END_TEST
+
 START_TEST(a_node_that_begins_anew_and_does_not_register_again_is_lost)
 {
     bring(node_with(1, 3, RANKS(0)));
@@ -948,6 +961,7 @@ int main(void)
     tcase_add_test(tcase, who_is_missing_is_said_after_the_start_timeout);
     tcase_add_test(tcase, a_node_that_is_missing_for_too_long_is_named_to_those_that_wait_with_it);
     tcase_add_test(tcase, who_waits_alone_is_known_and_so_is_when_that_ends);
+    tcase_add_test(tcase, the_rendezvous_own_node_is_named_by_the_address_that_others_know);
     tcase_add_test(tcase, a_node_that_begins_anew_and_does_not_register_again_is_lost);
     tcase_add_test(tcase, a_node_that_begins_anew_is_back_when_it_has_registered_again);
     tcase_add_test(tcase, a_node_that_is_back_in_time_was_never_missing);
