@@ -1722,6 +1722,33 @@ START_TEST(nodes_of_an_allow_list_meet_at_the_first_seed_and_have_the_lists_name
 }
 END_TEST
 
+START_TEST(a_seed_that_ends_stays_until_what_it_has_said_to_another_is_heard)
+{
+    const struct hvi_node_withdraw lost = {.job = "job",
+                                           .uid = 1000,
+                                           .registration = 1,
+                                           .rank = -1,
+                                           .status = HVI_ERR_RANK_LOST,
+                                           .text = "rank 1 was killed"};
+
+    prepare_seeds();
+    for (int i = 0; i < 2; i++)
+        open_seed(i);
+    wait_named(&sides[0], "127.0.0.2", "joined");
+    wait_named(&sides[1], "127.0.0.1", "joined");
+    register_at(&sides[1], "job", 1, 1, 2);
+    while (strcmp(row_named(&sides[0], "127.0.0.2")->jobs, "job") != 0)
+        turn();
+    while (!mesh_listen_is_heard(sides[1].gate.mesh))
+        turn();
+    gate_mesh_withdraw(&sides[1].gate, &lost);
+    ck_assert(!gate_mesh_is_heard(&sides[1].gate));
+    while (!gate_mesh_is_heard(&sides[1].gate))
+        turn();
+    ck_assert_str_eq(row_named(&sides[0], "127.0.0.2")->jobs, "");
+}
+END_TEST
+
 START_TEST(a_job_that_waits_at_a_seed_that_goes_meets_at_the_next_one)
 {
     prepare_seeds();
@@ -2293,6 +2320,7 @@ static void add_seeds(Suite *suite)
     tcase_set_timeout(tcase, 30);
     tcase_add_checked_fixture(tcase, setup, teardown);
     tcase_add_test(tcase, nodes_of_an_allow_list_meet_at_the_first_seed_and_have_the_lists_names);
+    tcase_add_test(tcase, a_seed_that_ends_stays_until_what_it_has_said_to_another_is_heard);
     tcase_add_test(tcase, a_job_that_waits_at_a_seed_that_goes_meets_at_the_next_one);
     tcase_add_test(tcase, a_node_that_has_many_numbers_takes_no_room_from_the_others);
     tcase_add_test(
