@@ -290,10 +290,8 @@ void engine_rendezvous_tell(struct engine *engine)
     snprintf(msg.engine_node.transport, sizeof msg.engine_node.transport, "%s",
              engine->start.net_transport);
     int status = engine_link_send(engine, &msg);
-    engine->rendezvous.untold = status == HVI_ERR_TIMEOUT;
-    if (engine->rendezvous.untold)
-        engine_link_await_room(engine);
-    if (status != HVI_OK && status != HVI_ERR_TIMEOUT && status != HVI_ERR_CLOSED)
+    engine->rendezvous.untold = engine_link_try_later(engine, status);
+    if (!engine->rendezvous.untold && status != HVI_OK && status != HVI_ERR_CLOSED)
         HVI_LOG(HVI_LOG_WARN, "rendezvous", "message-lost", hvi_status_text(status), "job=%s",
                 engine->start.job);
     arm(engine);

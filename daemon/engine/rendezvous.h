@@ -33,7 +33,7 @@ struct engine_rendezvous {
     uint64_t heard_ns;  /* when hvdd last said something */
     bool asked;         /* this hvdd asks each second whether the engine lives */
     uint64_t due_ns;    /* the timer's time */
-    bool untold;        /* EngineNode is due: the link was full */
+    bool untold;        /* EngineNode is due: the link was full, or the kernel out of memory */
     bool met;           /* the roster is there; engines connect */
     struct sd_event_source *timer;
 };
