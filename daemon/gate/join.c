@@ -648,6 +648,7 @@ static void take(struct mesh_seed *seed, struct hvi_mesh_msg *msg)
         seed->hosts.since_ns = hvi_clock_ns();
     seed->heard_ns = hvi_clock_ns();
     seed->others_wait = msg->others_wait;
+    seed->company = msg->company;
     seed->failure[0] = '\0';
     seed->unsaid_ns = 0;
     news = gate_talk_take(&seed->talk, msg, mesh_random());
@@ -869,11 +870,20 @@ static void give_up_late(struct gate_mesh *mesh, uint64_t now_ns)
     }
 }
 
+/* The rendezvous has said so last. An older one says it of the node alone. */
+static bool has_company(const struct mesh_own *own)
+{
+    const struct mesh_seed *seed = own->at;
+
+    return seed->heard_ns >= own->since_ns && seed->others_wait &&
+           (seed->company == 0 || (seed->company >> own->registered.registration % 64 & 1) != 0);
+}
+
 /* For so long the rendezvous may be silent. One that has not heard of the registration, or where nobody else waits, has more
  * time, and that of a service is waited for. */
 static uint64_t patience_ns(const struct gate_mesh *mesh, const struct mesh_own *own)
 {
-    if (own->at->heard_ns >= own->since_ns && own->at->others_wait)
+    if (has_company(own))
         return mesh_missing_ns(mesh);
     return mesh->gate->start.one_job ? MESH_GONE_NS : UINT64_MAX;
 }

@@ -138,7 +138,8 @@ static void transmit(void *user, struct hvi_mesh_msg *msg)
 {
     struct mesh_peer *peer = user;
 
-    msg->others_wait = gate_rendezvous_has_company(&peer->mesh->rendezvous, peer->node);
+    msg->company = gate_rendezvous_company(&peer->mesh->rendezvous, peer->node);
+    msg->others_wait = msg->company != 0;
     mesh_send(peer->mesh, peer->mesh->socket, peer->route, msg);
 }
 

@@ -762,16 +762,18 @@ static bool waits_alone(const struct gate_rendezvous_job *job)
     return job->waiting->next == NULL;
 }
 
-bool gate_rendezvous_has_company(const struct gate_rendezvous *rendezvous, uint64_t node)
+uint64_t gate_rendezvous_company(const struct gate_rendezvous *rendezvous, uint64_t node)
 {
     const struct gate_rendezvous_job *job;
+    uint64_t bits = 0;
 
     DL_FOREACH(rendezvous->jobs, job)
     {
-        if (member_of(job->waiting, node) != NULL && !waits_alone(job))
-            return true;
+        const struct member *member = member_of(job->waiting, node);
+        if (member != NULL && !waits_alone(job))
+            bits |= UINT64_C(1) << member->said.registration % 64;
     }
-    return false;
+    return bits;
 }
 
 /* Since when others wait with it; 0: nobody does. */

@@ -87,8 +87,8 @@ void gate_rendezvous_missing(struct gate_rendezvous *rendezvous, uint64_t node, 
                              uint64_t since_ns, bool is_there);
 /* It is back without having registered anew. */
 void gate_rendezvous_back(struct gate_rendezvous *rendezvous, uint64_t node);
-/* Others wait with it. */
-bool gate_rendezvous_has_company(const struct gate_rendezvous *rendezvous, uint64_t node);
+/* Where others wait with it: bit N % 64 for its registration N. */
+uint64_t gate_rendezvous_company(const struct gate_rendezvous *rendezvous, uint64_t node);
 /* Answers those that have waited too long, or wait with a node that is lost. */
 void gate_rendezvous_tick(struct gate_rendezvous *rendezvous, uint64_t now_ns);
 

@@ -905,6 +905,24 @@ START_TEST(what_is_no_engine_node_gets_a_sentence_and_not_a_roster)
 }
 END_TEST
 
+START_TEST(a_rendezvous_that_is_gone_ends_only_the_wait_of_jobs_in_which_others_wait)
+{
+    uint32_t port = listen_at(&sides[0]);
+
+    join_at(&sides[1], port);
+    register_at(&sides[0], "job", 1, 0, 3);
+    register_at(&sides[1], "job", 1, 1, 3);
+    register_at(&sides[1], "lone", 2, 0, 2);
+    wait_jobs(&sides[0], 1, "job, lone");
+    while (!sides[1].gate.mesh->seeds[0].others_wait)
+        turn();
+    gate_mesh_close(&sides[0].gate);
+    mesh_join_tick(sides[1].gate.mesh, hvi_clock_ns() + MESH_MISSING_SERVICE_NS + HVI_NS_SEC);
+    expect_error(&sides[1], "job", HVI_ERR_NODE_LOST, "is lost before they have");
+    ck_assert(hears_nothing(&sides[1]));
+}
+END_TEST
+
 /* Only a hvdd of one job knows that no other process takes the rank's place. */
 START_TEST(a_node_of_a_service_ends_no_rank_for_good)
 {
@@ -2381,6 +2399,8 @@ static void add_meeting(Suite *suite)
     tcase_add_test(tcase, a_rank_that_goes_while_the_rendezvous_begins_anew_is_named);
     tcase_add_test(tcase, what_the_rendezvous_was_not_told_in_time_is_forgotten);
     tcase_add_test(tcase, what_is_no_engine_node_gets_a_sentence_and_not_a_roster);
+    tcase_add_test(tcase,
+                   a_rendezvous_that_is_gone_ends_only_the_wait_of_jobs_in_which_others_wait);
     tcase_add_test(tcase, a_node_of_a_service_ends_no_rank_for_good);
     tcase_add_test(tcase, a_rendezvous_that_answers_nonsense_is_named_to_the_engine);
     tcase_add_test(tcase, nodes_that_are_late_are_named_to_those_that_came);

@@ -744,15 +744,15 @@ START_TEST(who_waits_alone_is_known_and_so_is_when_that_ends)
 {
     accompanied = 0;
     bring(node_with(1, 4, RANKS(0)));
-    ck_assert(!gate_rendezvous_has_company(&meeting, 1));
+    ck_assert(!gate_rendezvous_company(&meeting, 1));
     ck_assert_uint_eq(accompanied, 0);
     bring(node_with(2, 4, RANKS(1)));
     ck_assert_uint_eq(accompanied, 1);
-    ck_assert(gate_rendezvous_has_company(&meeting, 1));
-    ck_assert(gate_rendezvous_has_company(&meeting, 2));
-    ck_assert(!gate_rendezvous_has_company(&meeting, 3));
+    ck_assert(gate_rendezvous_company(&meeting, 1));
+    ck_assert(gate_rendezvous_company(&meeting, 2));
+    ck_assert(!gate_rendezvous_company(&meeting, 3));
     withdraw(1, 1);
-    ck_assert(!gate_rendezvous_has_company(&meeting, 2));
+    ck_assert(!gate_rendezvous_company(&meeting, 2));
 }
 END_TEST
 
