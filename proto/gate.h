@@ -176,6 +176,7 @@ struct hvi_mesh_msg {
     char text[HVI_TEXT_MAX + 1];
     uint64_t hvdd_silent_ns; /* 0: for less than a second */
     bool others_wait;        /* from the rendezvous: with the receiver */
+    uint64_t company;        /* bits of its registrations with which they do; 0: all */
     enum hvi_mesh_kind kind;
     union {
         struct hvi_mesh_hello hello;

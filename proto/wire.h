@@ -133,6 +133,8 @@ struct hvi_notice {
     bool session_ended;
 };
 
+#define HVI_START_TIMEOUT_MAX (UINT64_C(1000000000) * 1000 * 1000 * 1000) /* ns: 30 years */
+
 /* How the engine reaches ordinary memory of a rank. */
 enum hvi_memory_way {
     HVI_MEMORY_NOT_TOLD,
@@ -367,6 +369,7 @@ struct hvi_engine_node {
     uint32_t port, wire_oldest, wire_newest, lanes;
     bool encrypt;
     char transport[HVI_WIRE_SHORT_TEXT]; /* "": "tcp" */
+    uint64_t start_timeout_ns;           /* 0: its ranks say none */
 };
 struct hvi_node_row {
     char name[HVI_WIRE_NODE_NAME];

@@ -253,7 +253,7 @@ static const struct wire_field mesh_message_fields[] = {
     U64(5, hvi_mesh_msg, peer_talk),     U64(6, hvi_mesh_msg, number),
     U64(7, hvi_mesh_msg, heard),         STATUS(8, hvi_mesh_msg, status),
     TEXT(9, hvi_mesh_msg, text, ANY),    U64(10, hvi_mesh_msg, hvdd_silent_ns),
-    FLAG(11, hvi_mesh_msg, others_wait),
+    FLAG(11, hvi_mesh_msg, others_wait), U64(12, hvi_mesh_msg, company),
 };
 static const struct wire_table mesh_message = TABLE(mesh_message, mesh_message_fields, 0);
 

@@ -431,6 +431,7 @@ static const struct wire_field engine_node_fields[] = {
     NUMBER(66, hvi_engine_node, lanes, 0, HVI_WIRE_LANES_MAX),
     FLAG(67, hvi_engine_node, encrypt),
     TEXT(68, hvi_engine_node, transport, ANY),
+    NUMBER(69, hvi_engine_node, start_timeout_ns, 0, HVI_START_TIMEOUT_MAX),
 };
 static const struct wire_table engine_node = TABLE(engine_node, engine_node_fields, 0);
 

@@ -114,9 +114,13 @@ void engine_link_close(struct engine *engine);
 /* EngineSession: what has become of the seat's rank. When the link is full, hvdd learns the newest
  * state as soon as it reads again. */
 void engine_link_tell(struct engine *engine, engine_seat seat);
+/* What a send came to. True: the caller has to send it once more, when it is asked for what it has not told. The link was full, or
+ * the kernel out of memory. */
+bool engine_link_try_later(struct engine *engine, int status);
 /* Encodes and sends without waiting, if hvdd is there. */
 int engine_link_send(struct engine *engine, const struct hvi_packet_msg *msg);
-/* A Notice: the job is broken by what has happened elsewhere, as `status`, `culprit` (a rank, or -1) and `text` say. */
+/* A Notice: the job is broken by what is no rank of this node, as `status`, `culprit` (a rank, or -1) and `text` say. It also says
+ * whether the job's nodes were connected by then. */
 void engine_link_tell_broken(struct engine *engine, int status, int32_t culprit, const char *text);
 /* EngineFences: the seat's rank has a fence page. When the link is full, hvdd gets it as soon as it reads again. */
 void engine_link_tell_fences(struct engine *engine, engine_seat seat);

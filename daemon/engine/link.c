@@ -42,6 +42,7 @@ void engine_link_tell_broken(struct engine *engine, int status, int32_t culprit,
 
     msg.notice.status = status;
     msg.notice.rank = culprit;
+    msg.notice.session_ended = engine->sessions.held;
     snprintf(msg.notice.text, sizeof msg.notice.text, "%s", text);
     engine_link_send(engine, &msg);
 }
@@ -99,6 +100,16 @@ void engine_link_await_room(struct engine *engine)
     listen_for(engine, EPOLLIN | EPOLLOUT);
 }
 
+/* A link that could take more has room, and tells of nothing. */
+bool engine_link_try_later(struct engine *engine, int status)
+{
+    if (status == HVI_ERR_TIMEOUT)
+        engine_link_await_room(engine);
+    else if (status == HVI_ERR_LIMIT)
+        retry_later(engine);
+    return status == HVI_ERR_TIMEOUT || status == HVI_ERR_LIMIT;
+}
+
 void engine_link_tell(struct engine *engine, engine_seat seat)
 {
     struct engine_rank *slot = engine_rank_at(&engine->sessions, seat);
@@ -106,13 +117,10 @@ void engine_link_tell(struct engine *engine, engine_seat seat)
     if (engine->link_fd < 0 || slot->untold)
         return;
     int status = send_state(engine, slot);
-    if (status == HVI_ERR_TIMEOUT) {
-        slot->untold = true;
-        engine_link_await_room(engine);
-    } else if (status != HVI_OK && status != HVI_ERR_CLOSED) {
+    slot->untold = engine_link_try_later(engine, status);
+    if (!slot->untold && status != HVI_OK && status != HVI_ERR_CLOSED)
         HVI_LOG(HVI_LOG_WARN, "link", "message-lost", hvi_status_text(status), "job=%s rank=%d",
                 engine->start.job, slot->rank);
-    }
 }
 
 /* The send's status. */
@@ -145,7 +153,7 @@ static void tell_untold(struct engine *engine)
             return;
         if (!slot->untold)
             continue;
-        if (send_state(engine, slot) == HVI_ERR_TIMEOUT)
+        if (engine_link_try_later(engine, send_state(engine, slot)))
             return;
         slot->untold = false;
     }

@@ -242,8 +242,10 @@ void engine_rendezvous_configure(struct engine *engine, const char *text)
         return;
     double seconds = text ? strtod(text, &end) : 0;
     engine->rendezvous.timeout_ns = ENGINE_START_NS;
+    engine->rendezvous.said_ns = 0;
     if (text && end != text && *end == '\0' && seconds > 0 && seconds <= 1e9)
-        engine->rendezvous.timeout_ns = (uint64_t)(seconds * (double)HVI_NS_SEC);
+        engine->rendezvous.timeout_ns = engine->rendezvous.said_ns =
+            (uint64_t)(seconds * (double)HVI_NS_SEC);
     else if (text)
         HVI_LOG(HVI_LOG_WARN, "rendezvous", "bad-setting",
                 "START_TIMEOUT is no number of seconds above 0, and is ignored", "value=%s", text);
@@ -283,14 +285,13 @@ void engine_rendezvous_tell(struct engine *engine)
         .wire_oldest = ENGINE_NODES_WIRE_OLDEST,
         .wire_newest = ENGINE_NODES_WIRE_NEWEST,
         .lanes = engine->start.net_lanes > 0 ? engine->start.net_lanes : ENGINE_WIRE_LANES,
-        .encrypt = engine->start.encrypt};
+        .encrypt = engine->start.encrypt,
+        .start_timeout_ns = engine->rendezvous.said_ns};
     snprintf(msg.engine_node.transport, sizeof msg.engine_node.transport, "%s",
              engine->start.net_transport);
     int status = engine_link_send(engine, &msg);
-    engine->rendezvous.untold = status == HVI_ERR_TIMEOUT;
-    if (engine->rendezvous.untold)
-        engine_link_await_room(engine);
-    if (status != HVI_OK && status != HVI_ERR_TIMEOUT && status != HVI_ERR_CLOSED)
+    engine->rendezvous.untold = engine_link_try_later(engine, status);
+    if (!engine->rendezvous.untold && status != HVI_OK && status != HVI_ERR_CLOSED)
         HVI_LOG(HVI_LOG_WARN, "rendezvous", "message-lost", hvi_status_text(status), "job=%s",
                 engine->start.job);
     arm(engine);

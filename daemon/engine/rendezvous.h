@@ -26,13 +26,14 @@ struct sd_event_source;
 
 struct engine_rendezvous {
     uint64_t timeout_ns;
+    uint64_t said_ns;   /* the same, if the ranks have said it; else 0 */
     uint64_t warned_ns; /* when the log last said what is waited for */
     uint16_t port;      /* 0: not listening yet */
     uint64_t alone_ns;  /* since when hvdd is gone, while sessions.alone */
     uint64_t heard_ns;  /* when hvdd last said something */
     bool asked;         /* this hvdd asks each second whether the engine lives */
     uint64_t due_ns;    /* the timer's time */
-    bool untold;        /* EngineNode is due: the link was full */
+    bool untold;        /* EngineNode is due: the link was full, or the kernel out of memory */
     bool met;           /* the roster is there; engines connect */
     struct sd_event_source *timer;
 };

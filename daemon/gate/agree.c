@@ -41,7 +41,7 @@ void gate_say_lost(struct gate_sentence *sentence, const char *name, const char 
                    const char *job, uint64_t silent_ns, const char *why)
 {
     gate_say(sentence, "node %s (%s) is lost, before all nodes of ", name,
-             address[0] != '\0' ? address : "here");
+             address[0] != '\0' ? address : "its address is not known");
     if (job[0] != '\0')
         gate_say(sentence, "job '%s'", job);
     else
@@ -58,7 +58,11 @@ void gate_mark_ranks(bool *has, int32_t size, const struct gate_registration *sa
 
 void gate_say_node(struct gate_sentence *sentence, const struct gate_registration *said)
 {
-    gate_say(sentence, "%s (%s)", said->name, said->address[0] != '\0' ? said->address : "here");
+    const char *own = sentence->own_address != NULL && sentence->own_address[0] != '\0'
+                          ? sentence->own_address
+                          : "its address is not known";
+
+    gate_say(sentence, "%s (%s)", said->name, said->address[0] != '\0' ? said->address : own);
 }
 
 /* ---- whether they agree ---- */

@@ -8,6 +8,8 @@
 struct gate_sentence {
     char text[HVI_TEXT_MAX + 1];
     size_t used;
+    const char *
+        own_address; /* of the rendezvous' node, which need not have registered one; "" or NULL: not known */
 };
 
 /* Appends, as far as there is room. */

@@ -35,9 +35,9 @@
 struct mesh_own {
     struct mesh_own *prev, *next;
     struct hvi_node_register registered;
-    uint64_t since_ns;
-    struct mesh_seed *at; /* where it is registered; NULL: nowhere yet */
-    uint64_t leaving;     /* number of the message there that takes it back; 0: none */
+    uint64_t since_ns, timeout_ns; /* 0: it waits for ever */
+    struct mesh_seed *at;          /* where it is registered; NULL: nowhere yet */
+    uint64_t leaving;              /* number of the message there that takes it back; 0: none */
     bool answered;
     /* The rendezvous is told why, and another one or the same anew, until it has confirmed that. Of a node that was never
      * complete nothing is registered. */
@@ -300,6 +300,20 @@ static void flush_all(struct gate_mesh *mesh)
         flush(&mesh->seeds[i]);
 }
 
+/* As the ranks say, else as this hvdd does. */
+static uint64_t timeout_of(const struct gate_mesh *mesh, const struct hvi_node_register *registered)
+{
+    uint64_t timeout_ns = mesh->gate->start.start_timeout_ns;
+    struct hvi_packet_msg msg;
+
+    if (hvi_packet_msg_decode(registered->node, registered->node_bytes, &msg, NULL, 0) != HVI_OK)
+        return timeout_ns;
+    if (msg.kind == HVI_PACKET_ENGINE_NODE && msg.engine_node.start_timeout_ns != 0)
+        timeout_ns = msg.engine_node.start_timeout_ns;
+    hvi_packet_msg_free(&msg);
+    return timeout_ns;
+}
+
 void mesh_join_register(struct gate_mesh *mesh, struct hvi_node_register *registered)
 {
     struct mesh_own *own, *spare;
@@ -318,6 +332,7 @@ void mesh_join_register(struct gate_mesh *mesh, struct hvi_node_register *regist
     }
     own->registered = *registered;
     own->since_ns = hvi_clock_ns();
+    own->timeout_ns = timeout_of(mesh, registered);
     registered->node = NULL;
     registered->node_bytes = 0;
     DL_APPEND(mesh->own, own);
@@ -367,6 +382,7 @@ static struct mesh_own *own_new_lost(struct gate_mesh *mesh,
     snprintf(own->registered.job, sizeof(own->registered.job), "%s", withdrawn->job);
     own->registered.uid = withdrawn->uid;
     own->since_ns = hvi_clock_ns();
+    own->timeout_ns = mesh->gate->start.start_timeout_ns;
     DL_APPEND(mesh->own, own);
     return own;
 }
@@ -508,6 +524,31 @@ static void note_failure(struct mesh_seed *seed, const char *text, bool known)
         seed->unsaid_ns = hvi_clock_ns() + UNSAID_NS;
 }
 
+static bool is_roster(const struct hvi_node_roster *roster)
+{
+    struct hvi_packet_msg msg;
+    bool good;
+
+    if (hvi_packet_msg_decode(roster->roster, roster->roster_bytes, &msg, NULL, 0) != HVI_OK)
+        return false;
+    good = msg.kind == HVI_PACKET_ENGINE_ROSTER;
+    hvi_packet_msg_free(&msg);
+    return good;
+}
+
+/* Of a rendezvous that is wrong, or of another version. hvdd would take it for its gate's own. */
+static void refuse_roster(struct mesh_seed *seed, const struct mesh_own *own)
+{
+    char text[HVI_TEXT_MAX + 1];
+
+    snprintf(text, sizeof(text),
+             "the rendezvous of job '%s' at %s has answered with what is no list of nodes; install "
+             "the same hvdd on all nodes",
+             own->registered.job, seed->endpoint);
+    mesh_log_refused(seed->mesh, text, seed->address);
+    mesh_tell_error(seed->mesh, &own->registered, HVI_ERR_PROTOCOL, text);
+}
+
 static void handle_roster(struct mesh_seed *seed, const struct hvi_node_roster *roster)
 {
     struct mesh_own *own = own_find(seed->mesh, roster->job, roster->registration);
@@ -515,6 +556,10 @@ static void handle_roster(struct mesh_seed *seed, const struct hvi_node_roster *
     if (own == NULL || own->at != seed)
         return;
     own->answered = true;
+    if (!is_roster(roster)) {
+        refuse_roster(seed, own);
+        return;
+    }
     mesh_tell_roster(seed->mesh, roster); /* hvdd tells the same again from news */
 }
 
@@ -603,6 +648,7 @@ static void take(struct mesh_seed *seed, struct hvi_mesh_msg *msg)
         seed->hosts.since_ns = hvi_clock_ns();
     seed->heard_ns = hvi_clock_ns();
     seed->others_wait = msg->others_wait;
+    seed->company = msg->company;
     seed->failure[0] = '\0';
     seed->unsaid_ns = 0;
     news = gate_talk_take(&seed->talk, msg, mesh_random());
@@ -811,25 +857,33 @@ static void give_up(struct gate_mesh *mesh, struct mesh_own *own)
 
 static void give_up_late(struct gate_mesh *mesh, uint64_t now_ns)
 {
-    uint64_t timeout_ns = mesh->gate->start.start_timeout_ns;
     struct mesh_own *own, *spare;
 
     DL_FOREACH_SAFE(mesh->own, own, spare)
     {
-        if (now_ns < own->since_ns + timeout_ns + GRACE_NS)
+        if (now_ns < own->since_ns + own->timeout_ns + GRACE_NS)
             continue;
         if (own->gone)
             own_free(mesh, own);
-        else if (!own->answered && timeout_ns != 0)
+        else if (!own->answered && own->timeout_ns != 0)
             give_up(mesh, own);
     }
+}
+
+/* The rendezvous has said so last. An older one says it of the node alone. */
+static bool has_company(const struct mesh_own *own)
+{
+    const struct mesh_seed *seed = own->at;
+
+    return seed->heard_ns >= own->since_ns && seed->others_wait &&
+           (seed->company == 0 || (seed->company >> own->registered.registration % 64 & 1) != 0);
 }
 
 /* For so long the rendezvous may be silent. One that has not heard of the registration, or where nobody else waits, has more
  * time, and that of a service is waited for. */
 static uint64_t patience_ns(const struct gate_mesh *mesh, const struct mesh_own *own)
 {
-    if (own->at->heard_ns >= own->since_ns && own->at->others_wait)
+    if (has_company(own))
         return mesh_missing_ns(mesh);
     return mesh->gate->start.one_job ? MESH_GONE_NS : UINT64_MAX;
 }

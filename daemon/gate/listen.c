@@ -21,6 +21,7 @@
 
 #define HVDD_STILL    "its hvdd has said nothing: it was stopped, or is stuck"
 #define HOSTS_AT_ONCE 128u /* in one message; at most HVI_MESH_HOSTS_MAX */
+#define KEY_PEERS_MAX 4u   /* of a node's key */
 
 struct mesh_peer {
     struct gate_mesh *mesh;
@@ -137,7 +138,8 @@ static void transmit(void *user, struct hvi_mesh_msg *msg)
 {
     struct mesh_peer *peer = user;
 
-    msg->others_wait = gate_rendezvous_has_company(&peer->mesh->rendezvous, peer->node);
+    msg->company = gate_rendezvous_company(&peer->mesh->rendezvous, peer->node);
+    msg->others_wait = msg->company != 0;
     mesh_send(peer->mesh, peer->mesh->socket, peer->route, msg);
 }
 
@@ -180,12 +182,20 @@ static void log_answer(const struct gate_registrant *to, const struct hvi_engine
         log_not_met(to, "the list of its nodes and ranks does not fit into a message");
 }
 
+/* Owns the body's memory. */
+static void say_roster(struct gate_mesh *mesh, struct mesh_peer *peer, struct hvi_mesh_msg *msg)
+{
+    if (peer == NULL)
+        hvi_mesh_msg_free(msg);
+    else if (gate_talk_say(&peer->talk, msg) != HVI_OK)
+        mesh_log_refused(mesh, "a node confirms nothing of what it is told", peer->seen);
+}
+
 static void answer(void *user, const struct gate_registrant *to,
                    const struct hvi_engine_roster *roster)
 {
     struct gate_mesh *mesh = user;
     struct hvi_mesh_msg msg = {.kind = HVI_MESH_NODE_ROSTER};
-    struct mesh_peer *peer = peer_find(mesh, to->node);
 
     int status = mesh_fill_roster(mesh, to, roster, &msg.node_roster);
     log_answer(to, roster, status);
@@ -194,12 +204,31 @@ static void answer(void *user, const struct gate_registrant *to,
     if (to->node == mesh->gate->start.node) {
         mesh_tell_roster(mesh, &msg.node_roster);
         mesh_join_answered(mesh, &msg.node_roster);
-        free(msg.node_roster.roster);
-    } else if (peer == NULL) {
-        free(msg.node_roster.roster);
-    } else if (gate_talk_say(&peer->talk, &msg) != HVI_OK) {
-        mesh_log_refused(mesh, "a node confirms nothing of what it is told", peer->seen);
+        hvi_mesh_msg_free(&msg);
+    } else {
+        say_roster(mesh, peer_find(mesh, to->node), &msg);
     }
+}
+
+/* What a node has registered is no EngineNode of this version: its engine would wait. A node may say so as often as it likes, so
+ * nothing is logged here. */
+static void answer_nonsense(struct mesh_peer *peer, const struct hvi_node_register *registered)
+{
+    struct gate_mesh *mesh = peer->mesh;
+    const bool same = strcmp(peer->version, HVD_VERSION_TEXT) == 0;
+    const struct gate_registrant to = {.node = peer->node,
+                                       .job = registered->job,
+                                       .uid = registered->uid,
+                                       .registration = registered->registration};
+    struct hvi_engine_roster roster = {.status = same ? HVI_ERR_PROTOCOL : HVI_ERR_VERSION};
+    struct hvi_mesh_msg msg = {.kind = HVI_MESH_NODE_ROSTER};
+
+    snprintf(roster.text, sizeof(roster.text),
+             "node %s (hvdd %s), where the nodes of job '%s' meet, cannot read what the engine of "
+             "node %s (hvdd %s) says of it; install the same hvdd on both",
+             mesh->name, HVD_VERSION_TEXT, registered->job, peer->name, peer->version);
+    if (mesh_fill_roster(mesh, &to, &roster, &msg.node_roster) == HVI_OK)
+        say_roster(mesh, peer, &msg);
 }
 
 static void throw_dice(void *user, void *bytes_p, size_t length)
@@ -262,7 +291,8 @@ static bool bring(struct gate_mesh *mesh, uint64_t node, const char *name, const
     return good;
 }
 
-static void take_back(struct gate_mesh *mesh, uint64_t node,
+/* False: a rank is to be over for good, which only the hvdds of one job can know. */
+static bool take_back(struct gate_mesh *mesh, uint64_t node,
                       const struct hvi_node_withdraw *withdrawn)
 {
     const struct gate_registrant registrant = {.node = node,
@@ -270,11 +300,14 @@ static void take_back(struct gate_mesh *mesh, uint64_t node,
                                                .uid = owner(mesh, withdrawn->uid),
                                                .registration = withdrawn->registration};
 
+    if (withdrawn->rank >= 0 && !mesh->gate->start.one_job)
+        return false;
     if (withdrawn->rank >= 0)
         gate_rendezvous_ended(&mesh->rendezvous, &registrant, withdrawn->rank, withdrawn->text);
     else
         gate_rendezvous_withdraw(&mesh->rendezvous, &registrant, withdrawn->status, withdrawn->text,
                                  hvi_clock_ns());
+    return true;
 }
 
 static void flush_all(struct gate_mesh *mesh)
@@ -298,7 +331,7 @@ void mesh_listen_register(struct gate_mesh *mesh, const struct hvi_node_register
 
 void mesh_listen_withdraw(struct gate_mesh *mesh, const struct hvi_node_withdraw *withdrawn)
 {
-    take_back(mesh, mesh->gate->start.node, withdrawn);
+    (void)take_back(mesh, mesh->gate->start.node, withdrawn);
     flush_all(mesh);
 }
 
@@ -401,7 +434,7 @@ static void handle_hello(struct mesh_peer *peer, const struct hvi_mesh_hello *he
     snprintf(peer->version, sizeof(peer->version), "%s", hello->version);
     peer->greeted = true;
     if (!peer->told) /* of an earlier conversation: it says everything now */
-        gate_rendezvous_forget(rendezvous, peer->node);
+        gate_rendezvous_anew(rendezvous, peer->node, hvi_clock_ns());
     snprintf(peer->announced, sizeof(peer->announced), "%s", hello->announced);
     /* Where others have found us; a node beside us may have found the loopback. */
     if (!peer->mesh->own_fixed && hello->dialed[0] != '\0' &&
@@ -417,6 +450,18 @@ static void handle_hello(struct mesh_peer *peer, const struct hvi_mesh_hello *he
     peer->told = true;
 }
 
+/* False: it is no EngineNode. */
+static bool bring_remote(struct mesh_peer *peer, const struct hvi_node_register *registered,
+                         uint64_t silent_ns)
+{
+    const bool good =
+        bring(peer->mesh, peer->node, peer->name, address_of(peer), registered, silent_ns);
+
+    if (!good)
+        answer_nonsense(peer, registered);
+    return good;
+}
+
 static void handle_body(struct mesh_peer *peer, struct hvi_mesh_msg *msg)
 {
     struct gate_mesh *mesh = peer->mesh;
@@ -425,10 +470,9 @@ static void handle_body(struct mesh_peer *peer, struct hvi_mesh_msg *msg)
     if (msg->kind == HVI_MESH_HELLO)
         handle_hello(peer, &msg->hello);
     else if (msg->kind == HVI_MESH_NODE_REGISTER)
-        good = bring(mesh, peer->node, peer->name, address_of(peer), &msg->node_register,
-                     msg->hvdd_silent_ns);
+        good = bring_remote(peer, &msg->node_register, msg->hvdd_silent_ns);
     else if (msg->kind == HVI_MESH_NODE_WITHDRAW)
-        take_back(mesh, peer->node, &msg->node_withdraw);
+        good = take_back(mesh, peer->node, &msg->node_withdraw);
     else if (msg->kind == HVI_MESH_QUESTION)
         mesh_query_take(mesh, NULL, peer->node, &msg->question);
     else if (msg->kind == HVI_MESH_REPLY)
@@ -443,6 +487,35 @@ static void handle_body(struct mesh_peer *peer, struct hvi_mesh_msg *msg)
 static bool is_allowed(const struct gate_mesh *mesh, const char *key)
 {
     return !mesh->of_nodes || gate_keys_name(&mesh->keys, key) != NULL;
+}
+
+/* Of a node that has said its name. */
+static void tell_lost(const struct mesh_peer *peer, const char *why)
+{
+    if (peer->greeted)
+        gate_hosts_drop(&peer->mesh->hosts, peer->node, why);
+}
+
+/* A hvdd that was started anew has another number. A node that claims many takes no room from those of other keys. */
+static void make_room(struct gate_mesh *mesh, const char *key)
+{
+    struct mesh_peer *peer, *oldest = NULL;
+    size_t count = 0;
+
+    DL_FOREACH(mesh->peers, peer)
+    {
+        if (strcmp(peer->key, key) != 0)
+            continue;
+        count++;
+        if (oldest == NULL || peer->heard_ns < oldest->heard_ns)
+            oldest = peer;
+    }
+    if (!mesh->of_nodes || count < KEY_PEERS_MAX)
+        return;
+    mesh_log_refused(mesh, "a key has too many hvdds: the one not heard for longest is forgotten",
+                     oldest->seen);
+    tell_lost(oldest, "other hvdds with its key have taken its place");
+    peer_free(mesh, oldest, "other hvdds with its key have taken its place");
 }
 
 /* NULL: refused. */
@@ -462,8 +535,10 @@ static struct mesh_peer *peer_of(struct gate_mesh *mesh, const struct hvi_mesh_m
                          from->address);
         return NULL;
     }
-    if (peer == NULL)
+    if (peer == NULL) {
+        make_room(mesh, from->key);
         peer = peer_new(mesh, msg->node, from);
+    }
     if (peer == NULL)
         mesh_log_refused(mesh, "there is no room for one more node", from->address);
     return peer;
@@ -508,7 +583,7 @@ static void take(struct gate_mesh *mesh, struct hvi_mesh_msg *msg, const struct 
     }
     news = gate_talk_take(&peer->talk, msg, mesh_random());
     if ((news & GATE_TALK_ANEW) != 0) {
-        gate_rendezvous_forget(&mesh->rendezvous, peer->node);
+        gate_rendezvous_anew(&mesh->rendezvous, peer->node, hvi_clock_ns());
         peer->told = peer->behind = false;
     }
     if ((news & GATE_TALK_BODY) != 0)
@@ -531,13 +606,6 @@ static void received(void *user, const struct gate_sender *from, const unsigned 
     }
     take(mesh, &msg, from);
     hvi_mesh_msg_free(&msg);
-}
-
-/* Of a node that has said its name. */
-static void tell_lost(const struct mesh_peer *peer, const char *why)
-{
-    if (peer->greeted)
-        gate_hosts_drop(&peer->mesh->hosts, peer->node, why);
 }
 
 /* A node that was killed must not wait on. One whose connection was cut comes back as a stranger and

@@ -202,9 +202,10 @@ bool gate_mesh_orphaned(struct gate *gate)
     return mesh->listens ? mesh_listen_orphaned(mesh) : mesh_join_orphaned(mesh);
 }
 
+/* A seed has said something to others, and registered with another one. */
 static bool is_heard(const struct gate_mesh *mesh)
 {
-    return mesh->listens ? mesh_listen_is_heard(mesh) : mesh_join_is_heard(mesh);
+    return (!mesh->listens || mesh_listen_is_heard(mesh)) && mesh_join_is_heard(mesh);
 }
 
 bool gate_mesh_is_heard(struct gate *gate)

@@ -40,6 +40,7 @@ struct mesh_seed {
     uint64_t heard_ns;                   /* when it last said something; 0: never */
     char failure[HVI_TEXT_MAX + 1];      /* why it does not */
     bool others_wait;                    /* there, with this node */
+    uint64_t company;                    /* with which of its registrations: MeshMessage.company */
     uint64_t refused_ns;                 /* when it last said that its version is another one */
     uint64_t unsaid_ns;                  /* when that is to be logged; 0: it was */
     struct gate_hosts hosts;             /* that it has told */

@@ -17,7 +17,8 @@
  * a node that has the rank is told. hvdd says it only where hvdrun has started it for this one job.
  *
  * A node that waits may go missing: nothing is heard of it, or its hvdd stands still. The job does not meet then, until it is back.
- * It is lost when that takes too long while others wait with it; one that waits alone hurts nobody.
+ * It is lost when that takes too long while others wait with it; one that waits alone hurts nobody. A node that begins anew is
+ * missing until it has registered again: what it wanted to say of its engine's end may have gone with its gate.
  *
  * Whoever has met is remembered until it withdraws, because its answer may be lost on the way: the
  * same registration again gets the same roster. An epoch's number is never used again: it counts up
@@ -45,6 +46,7 @@ struct member {
     struct gate_registration said;
     uint64_t since_ns;
     bool is_there;  /* it is missing for something else than its connection */
+    bool anew;      /* it is missing: its node has begun anew, and has not registered it again */
     uint32_t place; /* in the roster */
 };
 
@@ -72,6 +74,7 @@ struct gate_rendezvous_job {
     struct member *met;
     struct loss *loss;               /* NULL: none, or long ago */
     struct ended *ended;             /* NULL: no rank that is known */
+    bool told;                       /* those that have met: why one of them has gone */
     struct hvi_engine_roster roster; /* of those that have met; the rows' ranks are theirs */
 };
 
@@ -152,6 +155,7 @@ static void forget_met(struct gate_rendezvous_job *job)
         member_free(&job->met, job->met);
     free(job->roster.nodes);
     free(job->roster.key);
+    job->told = false;
     memset(&job->roster, 0, sizeof(job->roster));
 }
 
@@ -486,7 +490,7 @@ static bool check_key(struct gate_rendezvous *rendezvous, struct gate_rendezvous
                       const struct gate_registration *said)
 {
     const struct member *first;
-    struct gate_sentence sentence = {.text = ""};
+    struct gate_sentence sentence = {.own_address = rendezvous->own_address};
 
     while (job->waiting != NULL && is_gone(job->waiting) &&
            strcmp(job->waiting->said.key_digest, said->key_digest) != 0)
@@ -525,7 +529,7 @@ static struct member *add(struct gate_rendezvous *rendezvous, struct gate_rendez
 static void settle(struct gate_rendezvous *rendezvous, struct gate_rendezvous_job *job,
                    const struct member *newest)
 {
-    struct gate_sentence sentence = {.text = ""};
+    struct gate_sentence sentence = {.own_address = rendezvous->own_address};
     struct member *other, *spare;
     int status;
 
@@ -536,7 +540,7 @@ static void settle(struct gate_rendezvous *rendezvous, struct gate_rendezvous_jo
             continue;
         if (is_gone(other)) {
             member_free(&job->waiting, other);
-            sentence = (struct gate_sentence){.text = ""};
+            sentence = (struct gate_sentence){.own_address = rendezvous->own_address};
             continue;
         }
         refuse_all(rendezvous, job, status, sentence.text);
@@ -549,7 +553,7 @@ void gate_rendezvous_register(struct gate_rendezvous *rendezvous,
                               const struct gate_registration *registration, uint64_t now_ns)
 {
     struct gate_rendezvous_job *job = job_find(rendezvous, registration->job, registration->uid);
-    struct gate_sentence sentence = {.text = ""};
+    struct gate_sentence sentence = {.own_address = rendezvous->own_address};
     struct member *member;
     int status = gate_agree_check(registration, &sentence);
 
@@ -575,11 +579,15 @@ void gate_rendezvous_register(struct gate_rendezvous *rendezvous,
     free_unused(rendezvous, job);
 }
 
-static void tell_met(struct gate_rendezvous *rendezvous, const struct gate_rendezvous_job *job,
+/* The first reason counts: each node has one when a job ends. */
+static void tell_met(struct gate_rendezvous *rendezvous, struct gate_rendezvous_job *job,
                      int status, const char *text)
 {
     const struct member *member;
 
+    if (job->told)
+        return;
+    job->told = true;
     DL_FOREACH(job->met, member)
     {
         struct gate_registrant to = registrant_of(&member->said);
@@ -698,20 +706,24 @@ bool gate_rendezvous_end(struct gate_rendezvous *rendezvous, int status, const c
     return any;
 }
 
-void gate_rendezvous_forget(struct gate_rendezvous *rendezvous, uint64_t node)
-{
-    struct gate_rendezvous_job *job, *spare;
+/* ---- nodes that are missing ---- */
 
-    DL_FOREACH_SAFE(rendezvous->jobs, job, spare)
+void gate_rendezvous_anew(struct gate_rendezvous *rendezvous, uint64_t node, uint64_t now_ns)
+{
+    struct gate_rendezvous_job *job;
+
+    DL_FOREACH(rendezvous->jobs, job)
     {
         struct member *member = member_of(job->waiting, node);
-        if (member != NULL)
-            member_free(&job->waiting, member);
-        free_unused(rendezvous, job);
+        if (member == NULL)
+            continue;
+        member->anew = true;
+        member->is_there = false;
+        member->said.missing =
+            "it has not said again that its ranks are there: its hvdd-gate has begun anew";
+        member->said.missing_since_ns = now_ns;
     }
 }
-
-/* ---- nodes that are missing ---- */
 
 void gate_rendezvous_missing(struct gate_rendezvous *rendezvous, uint64_t node, const char *why,
                              uint64_t since_ns, bool is_there)
@@ -721,7 +733,7 @@ void gate_rendezvous_missing(struct gate_rendezvous *rendezvous, uint64_t node, 
     DL_FOREACH(rendezvous->jobs, job)
     {
         struct member *member = member_of(job->waiting, node);
-        if (member == NULL)
+        if (member == NULL || member->anew)
             continue;
         if (member->said.missing == NULL || since_ns < member->said.missing_since_ns)
             member->said.missing_since_ns = since_ns;
@@ -737,7 +749,7 @@ void gate_rendezvous_back(struct gate_rendezvous *rendezvous, uint64_t node)
     DL_FOREACH(rendezvous->jobs, job)
     {
         struct member *member = member_of(job->waiting, node);
-        if (member == NULL || member->said.missing == NULL)
+        if (member == NULL || member->said.missing == NULL || member->anew)
             continue;
         member->said.missing = NULL;
         meet_if_all(rendezvous, job);
@@ -750,16 +762,18 @@ static bool waits_alone(const struct gate_rendezvous_job *job)
     return job->waiting->next == NULL;
 }
 
-bool gate_rendezvous_has_company(const struct gate_rendezvous *rendezvous, uint64_t node)
+uint64_t gate_rendezvous_company(const struct gate_rendezvous *rendezvous, uint64_t node)
 {
     const struct gate_rendezvous_job *job;
+    uint64_t bits = 0;
 
     DL_FOREACH(rendezvous->jobs, job)
     {
-        if (member_of(job->waiting, node) != NULL && !waits_alone(job))
-            return true;
+        const struct member *member = member_of(job->waiting, node);
+        if (member != NULL && !waits_alone(job))
+            bits |= UINT64_C(1) << member->said.registration % 64;
     }
-    return false;
+    return bits;
 }
 
 /* Since when others wait with it; 0: nobody does. */
@@ -807,7 +821,7 @@ static void lose(struct gate_rendezvous *rendezvous, struct gate_rendezvous_job 
 {
     const struct gate_registrant registrant = registrant_of(&lost->said);
     const char *address = lost->said.address;
-    struct gate_sentence sentence = {.text = ""};
+    struct gate_sentence sentence = {.own_address = rendezvous->own_address};
 
     gate_say_lost(&sentence, lost->said.name,
                   address[0] != '\0' ? address : rendezvous->own_address, job->id,
@@ -846,29 +860,41 @@ static bool is_waiting(const struct gate_rendezvous_job *job, int32_t rank)
     return false;
 }
 
-static uint64_t waits_since(const struct gate_rendezvous_job *job)
+/* As its ranks say, else as this hvdd does; 0: for ever. */
+static uint64_t timeout_of(const struct gate_rendezvous *rendezvous, const struct member *member)
+{
+    const uint64_t said_ns = member->said.engine.start_timeout_ns;
+
+    return said_ns != 0 ? said_ns : rendezvous->timeout_ns;
+}
+
+/* One that has waited for so long; NULL: none has. */
+static const struct member *late_member(const struct gate_rendezvous *rendezvous,
+                                        const struct gate_rendezvous_job *job, uint64_t now_ns)
 {
     const struct member *member;
-    uint64_t since_ns = UINT64_MAX;
 
     DL_FOREACH(job->waiting, member)
     {
-        if (member->since_ns < since_ns)
-            since_ns = member->since_ns;
+        const uint64_t timeout_ns = timeout_of(rendezvous, member);
+        if (timeout_ns != 0 && member->since_ns <= now_ns &&
+            now_ns - member->since_ns >= timeout_ns)
+            return member;
     }
-    return since_ns;
+    return NULL;
 }
 
-static void give_up(struct gate_rendezvous *rendezvous, struct gate_rendezvous_job *job)
+static void give_up(struct gate_rendezvous *rendezvous, struct gate_rendezvous_job *job,
+                    uint64_t timeout_ns)
 {
     int32_t size = job->waiting->said.engine.size;
     bool *has = calloc((size_t)size, sizeof(*has));
-    struct gate_sentence sentence = {.text = ""};
+    struct gate_sentence sentence = {.own_address = rendezvous->own_address};
     const struct member *member;
     const char *separator = "";
 
     gate_say(&sentence, "job '%s' is not complete after the start timeout of %llu s: ", job->id,
-             (unsigned long long)(rendezvous->timeout_ns / HVI_NS_SEC));
+             (unsigned long long)(timeout_ns / HVI_NS_SEC));
     if (has != NULL) {
         int32_t missing = size;
         DL_FOREACH(job->waiting, member)
@@ -907,10 +933,9 @@ void gate_rendezvous_tick(struct gate_rendezvous *rendezvous, uint64_t now_ns)
         if (job->loss != NULL && now_ns >= job->loss->until_ns)
             forget_loss(job);
         lose_missing(rendezvous, job, now_ns);
-        uint64_t since_ns = waits_since(job);
-        if (rendezvous->timeout_ns != 0 && since_ns <= now_ns &&
-            now_ns - since_ns >= rendezvous->timeout_ns)
-            give_up(rendezvous, job);
+        const struct member *late = late_member(rendezvous, job, now_ns);
+        if (late != NULL)
+            give_up(rendezvous, job, timeout_of(rendezvous, late));
         free_unused(rendezvous, job);
     }
 }

@@ -47,7 +47,8 @@ struct gate_rendezvous_job;
 struct gate_rendezvous {
     const struct gate_rendezvous_calls *calls;
     void *user;
-    uint64_t timeout_ns, missing_ns;
+    uint64_t timeout_ns; /* of nodes whose ranks say none; 0: none */
+    uint64_t missing_ns;
     uint64_t awake_ns; /* this process stood still until then: no node is blamed for that */
     uint64_t last_epoch;
     char own_address[HVI_WIRE_NODE_ADDRESS]; /* of the rendezvous' node; "": unknown */
@@ -77,8 +78,8 @@ void gate_rendezvous_ended(struct gate_rendezvous *rendezvous,
                            const char *text);
 /* There will be no rendezvous any more: everybody that waits, for whatever job, is told. False: nobody does. */
 bool gate_rendezvous_end(struct gate_rendezvous *rendezvous, int status, const char *text);
-/* That node begins anew: what it waits for is withdrawn. */
-void gate_rendezvous_forget(struct gate_rendezvous *rendezvous, uint64_t node);
+/* That node begins anew, and is about to say what it waits for: what it does not register again is missing, see below. */
+void gate_rendezvous_anew(struct gate_rendezvous *rendezvous, uint64_t node, uint64_t now_ns);
 /* That node is missing since then: `why`, which is not copied. No job meets with it; what it waits for is kept, for it may come
  * back. After missing_ns beside others that wait it is lost, and they get a sentence. Where it waits alone, what it waits for is
  * withdrawn then. It stays if `is_there`: the node has a connection, and something else stands still. */
@@ -86,8 +87,8 @@ void gate_rendezvous_missing(struct gate_rendezvous *rendezvous, uint64_t node, 
                              uint64_t since_ns, bool is_there);
 /* It is back without having registered anew. */
 void gate_rendezvous_back(struct gate_rendezvous *rendezvous, uint64_t node);
-/* Others wait with it. */
-bool gate_rendezvous_has_company(const struct gate_rendezvous *rendezvous, uint64_t node);
+/* Where others wait with it: bit N % 64 for its registration N. */
+uint64_t gate_rendezvous_company(const struct gate_rendezvous *rendezvous, uint64_t node);
 /* Answers those that have waited too long, or wait with a node that is lost. */
 void gate_rendezvous_tick(struct gate_rendezvous *rendezvous, uint64_t now_ns);
 

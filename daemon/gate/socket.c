@@ -8,10 +8,15 @@
  *   monitor  connections that come, go and fail
  *
  * A connection that has not shaken hands within 2 s is closed. libzmq does not bound how many there are: their
- * descriptors are counted here. A connection is a stranger until a message comes from it. With too many
- * strangers the socket stops listening until half of them have gone or spoken. Nodes stay for the time of their
+ * descriptors are counted here. A connection is a stranger until a message comes from it. Of too many strangers
+ * of one address the oldest is cut off: a node needs some milliseconds to speak, so one behind the same address still gets in.
+ * With too many strangers of all addresses the socket stops listening until half of them have gone or spoken. Nodes stay for the time of their
  * jobs, and take no room from those that are still to come. A peer whose key is refused never tries again by
  * itself; the one that joins starts anew.
+ *
+ * Of a name with addresses of both families libzmq tries the first IPv6 one alone, for ever. So a socket that joins by a name, and
+ * has no connection for a second, is opened anew for the other family, and so on. One that had a connection waits ten
+ * seconds: the node there may be starting anew.
  *
  * A node that connects again, because its gate was killed or its connection cut, takes its routing id along
  * (ZMQ_ROUTER_HANDOVER). If something of the older connection, which has ended, is still unread, libzmq gives that another
@@ -43,12 +48,16 @@
 #define MESSAGES_AT_ONCE 256
 #define QUEUE_MESSAGES   256
 #define STRANGERS_MAX    512u
+#define STRANGERS_EACH   64u /* of one address, or one /64 of IPv6 */
 #define CONNECTIONS_MAX  (HVI_WIRE_NODES_MAX + STRANGERS_MAX)
 #define REJOIN_NS        (2 * HVI_NS_SEC)
+#define FAMILY_NS        HVI_NS_SEC /* for an address of one family, where the other may have one, too */
+#define LOST_NS          (10 * HVI_NS_SEC)
 #define ADDRESS_ROOM     INET6_ADDRSTRLEN
 #define ENDPOINT_ROOM    (HVI_WIRE_PATH + 16)
 
-enum connection { NO_CONNECTION, STRANGER, NODE };
+/* CUT: libzmq is about to find it at its end. */
+enum connection { NO_CONNECTION, STRANGER, NODE, CUT };
 
 struct gate_socket {
     sd_event *event;
@@ -62,9 +71,15 @@ struct gate_socket {
     char route[GATE_ROUTE_TEXT];
     unsigned char connections[GATE_DESCRIPTORS_MAX];    /* enum connection, by descriptor */
     char strangers[GATE_DESCRIPTORS_MAX][ADDRESS_ROOM]; /* their addresses; "": not known */
-    uint32_t counts[NODE + 1];                          /* of each kind of connection */
+    uint64_t origins[GATE_DESCRIPTORS_MAX];             /* of strangers: origin_of() */
+    uint32_t turns[GATE_DESCRIPTORS_MAX], last_turn;    /* when they came, as a number */
+    uint32_t counts[CUT + 1];                           /* of each kind of connection */
     bool deaf;                                          /* unbound: too many connections */
     unsigned rounds;                                    /* how often the sockets were opened */
+    bool named;                                         /* joins a host by its name */
+    bool ipv4;           /* its addresses of IPv4 alone are tried now */
+    bool connected;      /* one of this family was */
+    uint64_t family_ns;  /* not 0: there is no connection; when to try the other family */
     uint64_t rejoin_ns;  /* not 0: the key was refused; when to try again */
     uint64_t logged_ns;  /* of refusals */
     uint32_t not_logged; /* since then */
@@ -84,12 +99,12 @@ static bool set_text(void *zmq, int option, const char *text)
     return zmq_setsockopt(zmq, option, text, strlen(text)) == 0;
 }
 
-static bool set_common(void *zmq)
+static bool set_common(void *zmq, bool ipv6)
 {
     const int64_t bytes_max = HVI_MESH_BYTES_MAX;
 
     return zmq_setsockopt(zmq, ZMQ_MAXMSGSIZE, &bytes_max, sizeof(bytes_max)) == 0 &&
-           set_int(zmq, ZMQ_LINGER, 0) && set_int(zmq, ZMQ_IPV6, 1) &&
+           set_int(zmq, ZMQ_LINGER, 0) && set_int(zmq, ZMQ_IPV6, ipv6) &&
            set_int(zmq, ZMQ_SNDHWM, QUEUE_MESSAGES) && set_int(zmq, ZMQ_RCVHWM, QUEUE_MESSAGES) &&
            set_int(zmq, ZMQ_HANDSHAKE_IVL, 2000) && set_int(zmq, ZMQ_HEARTBEAT_IVL, 300) &&
            set_int(zmq, ZMQ_HEARTBEAT_TIMEOUT, 1000) && set_int(zmq, ZMQ_HEARTBEAT_TTL, 1000);
@@ -97,20 +112,22 @@ static bool set_common(void *zmq)
 
 static bool set_server(void *zmq, const struct gate_keys *keys)
 {
-    return set_common(zmq) && set_int(zmq, ZMQ_CURVE_SERVER, 1) &&
+    return set_common(zmq, true) && set_int(zmq, ZMQ_CURVE_SERVER, 1) &&
            set_text(zmq, ZMQ_CURVE_SECRETKEY, keys->secret) &&
            set_text(zmq, ZMQ_ZAP_DOMAIN, DOMAIN) && set_int(zmq, ZMQ_ZAP_ENFORCE_DOMAIN, 1) &&
            set_int(zmq, ZMQ_ROUTER_HANDOVER, 1) && set_int(zmq, ZMQ_ROUTER_MANDATORY, 1) &&
            set_int(zmq, ZMQ_BACKLOG, 128);
 }
 
-static bool set_client(void *zmq, const struct gate_keys *keys, const char *public,
-                       const char *route)
+static bool set_client(const struct gate_socket *socket, const char *public)
 {
-    return set_common(zmq) && set_text(zmq, ZMQ_CURVE_SERVERKEY, keys->server) &&
+    void *zmq = socket->main;
+
+    return set_common(zmq, !socket->ipv4) &&
+           set_text(zmq, ZMQ_CURVE_SERVERKEY, socket->keys->server) &&
            set_text(zmq, ZMQ_CURVE_PUBLICKEY, public) &&
-           set_text(zmq, ZMQ_CURVE_SECRETKEY, keys->secret) &&
-           set_text(zmq, ZMQ_ROUTING_ID, route) && set_int(zmq, ZMQ_IMMEDIATE, 1) &&
+           set_text(zmq, ZMQ_CURVE_SECRETKEY, socket->keys->secret) &&
+           set_text(zmq, ZMQ_ROUTING_ID, socket->route) && set_int(zmq, ZMQ_IMMEDIATE, 1) &&
            set_int(zmq, ZMQ_RECONNECT_IVL, 100) && set_int(zmq, ZMQ_RECONNECT_IVL_MAX, 300) &&
            set_int(zmq, ZMQ_CONNECT_TIMEOUT, 1000);
 }
@@ -234,7 +251,8 @@ static bool is_stranger(const struct gate_socket *socket, int fd)
 static bool has_room(const struct gate_socket *socket, uint32_t more)
 {
     return socket->counts[STRANGER] + more <= STRANGERS_MAX &&
-           socket->counts[STRANGER] + socket->counts[NODE] + more <= CONNECTIONS_MAX;
+           socket->counts[STRANGER] + socket->counts[CUT] + socket->counts[NODE] + more <=
+               CONNECTIONS_MAX;
 }
 
 /* ---- messages ---- */
@@ -349,6 +367,29 @@ static void read_address(int fd, char address_p[HVI_WIRE_NODE_ADDRESS])
                     NI_NUMERICHOST);
 }
 
+/* The peer's address of IPv4, or its network of IPv6, which is one user's; 0: not known. */
+static uint64_t origin_of(int fd)
+{
+    union {
+        struct sockaddr any;
+        struct sockaddr_in four;
+        struct sockaddr_in6 six;
+    } peer;
+    socklen_t size = sizeof(peer);
+    uint64_t network;
+
+    if (getpeername(fd, &peer.any, &size) != 0)
+        return 0;
+    if (peer.any.sa_family == AF_INET)
+        return peer.four.sin_addr.s_addr;
+    if (peer.any.sa_family != AF_INET6)
+        return 0;
+    if (IN6_IS_ADDR_V4MAPPED(&peer.six.sin6_addr))
+        return peer.six.sin6_addr.s6_addr32[3];
+    memcpy(&network, &peer.six.sin6_addr, sizeof(network));
+    return network != 0 ? network : 1; /* ::1 */
+}
+
 static void note_stranger(struct gate_socket *socket, int fd)
 {
     char address[HVI_WIRE_NODE_ADDRESS];
@@ -357,6 +398,39 @@ static void note_stranger(struct gate_socket *socket, int fd)
         return;
     read_address(fd, address);
     snprintf(socket->strangers[fd], ADDRESS_ROOM, "%.*s", ADDRESS_ROOM - 1, unmapped(address));
+    socket->origins[fd] = origin_of(fd);
+    socket->turns[fd] = ++socket->last_turn;
+}
+
+/* The oldest stranger from where that one came, or -1: they are not too many. */
+static int find_surplus(const struct gate_socket *socket, int newest)
+{
+    const uint64_t origin = socket->origins[newest];
+    uint32_t count = 0;
+    int oldest = newest;
+
+    for (int fd = 0; fd < (int)GATE_DESCRIPTORS_MAX; fd++) {
+        if (socket->connections[fd] != STRANGER || socket->origins[fd] != origin)
+            continue;
+        count++;
+        if ((int32_t)(socket->turns[fd] - socket->turns[oldest]) < 0)
+            oldest = fd;
+    }
+    return origin != 0 && count > STRANGERS_EACH ? oldest : -1;
+}
+
+/* If libzmq has closed the descriptor, and has another one of that number by now, that is no stranger's of this address. */
+static void cut_surplus(struct gate_socket *socket, int newest)
+{
+    int fd = is_stranger(socket, newest) ? find_surplus(socket, newest) : -1;
+
+    if (fd < 0)
+        return;
+    log_refused(socket, "an address has too many connections to the mesh that say nothing",
+                socket->strangers[fd]);
+    if (origin_of(fd) == socket->origins[fd])
+        shutdown(fd, SHUT_RDWR);
+    count_connection(socket, fd, CUT);
 }
 
 static void log_end(struct gate_socket *socket, int fd)
@@ -377,6 +451,7 @@ static void accept_or_end(struct gate_socket *socket, uint16_t event, int32_t fd
     else
         log_end(socket, fd);
     count_connection(socket, fd, event == ZMQ_EVENT_ACCEPTED ? STRANGER : NO_CONNECTION);
+    cut_surplus(socket, fd);
     if (!socket->deaf && !has_room(socket, 1) && zmq_unbind(socket->main, socket->endpoint) == 0) {
         socket->deaf = true;
         log_refused(socket, "the mesh does not listen for now: it has too many connections", "");
@@ -414,6 +489,8 @@ static void handle_event(struct gate_socket *socket, uint16_t event, int32_t val
         return;
     }
     if (event == ZMQ_EVENT_CONNECTED) {
+        socket->connected = true;
+        socket->family_ns = 0;
         tell_connected(socket, value);
     } else if (event == ZMQ_EVENT_HANDSHAKE_SUCCEEDED) {
         socket->calls->connected(socket->user, "");
@@ -424,6 +501,8 @@ static void handle_event(struct gate_socket *socket, uint16_t event, int32_t val
                event == ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL) {
         socket->calls->failed(socket->user, why_refused(socket, false), true);
     } else {
+        if (socket->named && socket->family_ns == 0)
+            socket->family_ns = hvi_clock_ns() + (socket->connected ? LOST_NS : FAMILY_NS);
         socket->calls->failed(socket->user,
                               event == ZMQ_EVENT_DISCONNECTED ? "the connection was lost"
                                                               : "no connection can be made",
@@ -492,8 +571,11 @@ static bool watch(struct gate_socket *socket, size_t place, void *zmq)
 
 /* ---- opening ---- */
 
+/* libzmq's thread would wait for ever where it tells the end of a connection to a monitor that nobody reads any more. */
 static void close_sockets(struct gate_socket *socket)
 {
+    if (socket->main != NULL)
+        zmq_socket_monitor(socket->main, NULL, 0);
     for (size_t i = 0; i < 3; i++)
         socket->sources[i] = sd_event_source_disable_unref(socket->sources[i]);
     if (socket->main != NULL)
@@ -570,7 +652,7 @@ static bool open_client(struct gate_socket *socket)
 
     socket->main = zmq_socket(socket->context, ZMQ_DEALER);
     return socket->main != NULL && zmq_curve_public(public, socket->keys->secret) == 0 &&
-           set_client(socket->main, socket->keys, public, socket->route) && open_monitor(socket) &&
+           set_client(socket, public) && open_monitor(socket) &&
            watch(socket, 1, socket->monitor) && watch(socket, 2, socket->main) &&
            zmq_connect(socket->main, socket->endpoint) == 0;
 }
@@ -580,6 +662,14 @@ static bool split(const char *endpoint, char *address_p, size_t address_size, ui
 {
     *port_p = UINT32_MAX; /* none */
     return hvi_place_split(endpoint, address_p, address_size, port_p) && *port_p <= UINT16_MAX;
+}
+
+/* An address, and no name that may stand for several. */
+static bool is_number(const char *host)
+{
+    struct in_addr four;
+
+    return strchr(host, ':') != NULL || inet_pton(AF_INET, host, &four) == 1;
 }
 
 /* As libzmq writes it. */
@@ -689,6 +779,7 @@ int gate_socket_join(sd_event *event, const struct gate_keys *keys, const char *
     socket = socket_new(event, keys, false, calls, user);
     if (socket != NULL) {
         snprintf(socket->route, sizeof(socket->route), "%s", route);
+        socket->named = !is_number(host);
         set_endpoint(socket, host, port);
     }
     if (socket == NULL || !open_client(socket)) {
@@ -700,16 +791,26 @@ int gate_socket_join(sd_event *event, const struct gate_keys *keys, const char *
     return HVI_OK;
 }
 
+static void rejoin(struct gate_socket *socket, uint64_t now_ns)
+{
+    socket->rejoin_ns = 0;
+    close_sockets(socket);
+    if (!open_client(socket))
+        socket->rejoin_ns = now_ns + REJOIN_NS;
+}
+
 void gate_socket_tick(struct gate_socket *socket, uint64_t now_ns)
 {
     if (socket->deaf && has_room(socket, STRANGERS_MAX / 2) &&
         zmq_bind(socket->main, socket->endpoint) == 0)
         socket->deaf = false;
-    if (socket->rejoin_ns != 0 && now_ns >= socket->rejoin_ns) {
-        socket->rejoin_ns = 0;
-        close_sockets(socket);
-        if (!open_client(socket))
-            socket->rejoin_ns = now_ns + REJOIN_NS;
+    if (socket->family_ns != 0 && now_ns >= socket->family_ns) {
+        socket->ipv4 = !socket->ipv4;
+        socket->connected = false;
+        socket->family_ns = 0;
+        rejoin(socket, now_ns);
     }
+    if (socket->rejoin_ns != 0 && now_ns >= socket->rejoin_ns)
+        rejoin(socket, now_ns);
     pump(socket);
 }

@@ -286,7 +286,7 @@ static bool handle_session(struct node_engine *engine, const struct hvi_engine_s
                 (unsigned)generation->job->name.uid);
     else
         node_attach_wake_held(node);
-    if (state == NODE_SLOT_LOST && engine->lost == NULL) {
+    if ((state == NODE_SLOT_LOST || state == NODE_SLOT_ENDED) && engine->lost == NULL) {
         engine->lost = strdup(session->text);
         node_mesh_rank_lost(engine);
     }
@@ -306,6 +306,8 @@ static void handle_broken(struct node_engine *engine, const struct hvi_notice *n
     if (engine->broken || engine->lost != NULL)
         return;
     engine->broken = true;
+    engine->failed_status = notice->status;
+    engine->failed = notice->session_ended ? strdup(notice->text) : NULL;
     node_gate_event(engine->node, is_rank ? HVI_EVENT_RANK_LOST : HVI_EVENT_JOB_BROKEN,
                     engine->generation, is_rank ? notice->rank : -1, 0, notice->text);
 }
@@ -536,6 +538,7 @@ static void engine_free(struct node_engine *engine)
         close(engine->pidfd);
     free(engine->node_packet);
     free(engine->lost);
+    free(engine->failed);
     free(engine->stopped);
     free(engine);
 }

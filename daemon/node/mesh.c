@@ -364,7 +364,7 @@ static void refuse(struct node_engine *engine, int status, const char *text)
 /* It waits for a host that never comes. What the rendezvous answers is late. */
 static void refuse_lost(struct node_engine *engine)
 {
-    engine->met = true;
+    engine->met = engine->refused = true;
     refuse(engine, HVI_ERR_NODE_LOST, engine->node->mesh.lost);
 }
 
@@ -436,37 +436,53 @@ static void send_withdraw(const struct node_engine *engine, int status, const ch
     node_gate_send(engine->node, &msg);
 }
 
-/* Ranks of this node are still to come: no other node knows of the engine. One that comes back to a new hvdd after its
- * job has met has said nothing of its node, either. */
-static bool is_incomplete(const struct node_engine *engine)
+/* No other node knows of the engine. One that comes back to a new hvdd after its job has met has said nothing of its node,
+ * either: all of its ranks have come. */
+static bool is_unknown(const struct node_engine *engine)
 {
     const int32_t *counts = engine->generation->counts;
 
     return engine->node_packet == NULL && node_mesh_wanted(engine->node) &&
            node_generation_spans(engine->generation) &&
-           counts[NODE_SLOT_ABSENT] + counts[NODE_SLOT_ATTACHING] > 0;
+           (!engine->back || counts[NODE_SLOT_ABSENT] + counts[NODE_SLOT_ATTACHING] > 0);
+}
+
+/* Why its job cannot go on, as a status, and a sentence for the other nodes. HVI_OK: for nothing, or they know it. */
+static int why_gone(const struct node_engine *engine, bool clean, const char *fate, char *text_p,
+                    size_t size)
+{
+    char name[HVI_WIRE_NODE_NAME];
+
+    text_p[0] = '\0';
+    fill_name(name, sizeof(name));
+    if (engine->lost != NULL) {
+        snprintf(text_p, size, "%s", engine->lost);
+        return HVI_ERR_RANK_LOST;
+    }
+    if (engine->failed != NULL && !engine->refused) {
+        snprintf(text_p, size, "on %s: %s", name, engine->failed);
+        return engine->failed_status;
+    }
+    if (engine->stopped != NULL) {
+        snprintf(text_p, size, "on %s: %s", name, engine->stopped);
+        return HVI_ERR_JOB_STOPPED;
+    }
+    if (clean)
+        return HVI_OK;
+    snprintf(text_p, size, "the engine of job '%s' on %s (pid %d) %s",
+             engine->generation->job->name.id, name, (int)engine->pid, fate);
+    return HVI_ERR_NODE_LOST;
 }
 
 void node_mesh_engine_gone(struct node_engine *engine, bool clean, const char *fate)
 {
-    const bool killed = !clean && engine->lost == NULL && engine->stopped == NULL;
-    char text[HVI_TEXT_MAX + 1], name[HVI_WIRE_NODE_NAME];
+    char text[HVI_TEXT_MAX + 1];
+    const int status = why_gone(engine, clean, fate, text, sizeof(text));
 
-    if (engine->node_packet == NULL && !(killed && is_incomplete(engine)))
-        return;
-    fill_name(name, sizeof(name));
-    if (engine->lost != NULL) {
-        send_withdraw(engine, HVI_ERR_RANK_LOST, engine->lost);
-    } else if (engine->stopped != NULL) {
-        snprintf(text, sizeof(text), "on %s: %s", name, engine->stopped);
-        send_withdraw(engine, HVI_ERR_JOB_STOPPED, text);
-    } else if (clean) {
-        send_withdraw(engine, HVI_OK, "");
-    } else {
-        snprintf(text, sizeof(text), "the engine of job '%s' on %s (pid %d) %s",
-                 engine->generation->job->name.id, name, (int)engine->pid, fate);
-        send_withdraw(engine, HVI_ERR_NODE_LOST, text);
-    }
+    /* Of one that nobody knows, the lost rank was told at once. */
+    if (engine->node_packet != NULL ||
+        (status != HVI_OK && engine->lost == NULL && is_unknown(engine)))
+        send_withdraw(engine, status, text);
 }
 
 void node_mesh_engine_new(struct node_engine *engine)
@@ -477,7 +493,7 @@ void node_mesh_engine_new(struct node_engine *engine)
 
 void node_mesh_rank_lost(struct node_engine *engine)
 {
-    if (engine->lost != NULL && is_incomplete(engine))
+    if (engine->lost != NULL && is_unknown(engine))
         send_withdraw(engine, HVI_ERR_RANK_LOST, engine->lost);
 }
 
@@ -564,6 +580,7 @@ bool node_mesh_roster(struct node *node, const struct hvi_node_roster *roster)
         if (!engine->met)
             log_roster(engine, &msg.engine_roster);
         engine->met = true;
+        engine->refused = engine->refused || msg.engine_roster.status != HVI_OK;
         node_link_send(engine, &msg, NULL, 0);
     }
     hvi_packet_msg_free(&msg);

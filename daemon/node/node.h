@@ -96,9 +96,12 @@ struct node_engine {
     uint64_t region_bytes; /* as it has said last, with the next two: EngineReport */
     uint32_t regions, process_sets;
     uint64_t regions_granted; /* bytes that its ranks may register */
-    char *lost;               /* how its first lost rank ended; NULL: none is lost */
-    bool broken;              /* it has told that its job is broken by what happened elsewhere */
-    char *stopped;            /* why hvdd has stopped it while ranks were there; NULL: it has not */
+    char *lost;        /* how its first rank that is lost or ended has gone; NULL: none has */
+    bool broken;       /* it has told that its job is broken by what is no rank of this node */
+    char *failed;      /* why, if its nodes were not connected then; NULL: they were */
+    int failed_status; /* the same */
+    bool refused;      /* hvdd or the rendezvous has told it why there is no job */
+    char *stopped;     /* why hvdd has stopped it while ranks were there; NULL: it has not */
 };
 
 /* A listening socket that the loop accepts from (listen.c). */

@@ -14,7 +14,7 @@ import time
 
 import pytest
 
-from hvt import Daemon, Status, check_prompt, new_keys, procs, program, scaled, sockets, wait_until
+from hvt import Daemon, Status, check_prompt, new_keys, procs, program, scaled, sockets, wait_until, wire
 from hvt.build import BUILD
 from hvt.namespaces import mount
 from hvt.spread import SpreadJob
@@ -400,25 +400,110 @@ def place(rank, local_rank, local_size, node):
     return {f"HVD_{name}": str(value) for name, value in zip(names, (rank, 3, local_rank, local_size, node, 2))}
 
 
-def test_a_rank_that_is_killed_before_its_node_is_complete_is_named_on_the_other_node(tmp_path):
-    """Whoever has started the hvdds."""
-    options = {"mesh-key": new_keys(tmp_path / "mesh"), "port-range": "9664-9695"}
+@contextlib.contextmanager
+def two_daemons(tmp_path, *, start_timeout="600s", **of_the_second):
+    """hvdds of whoever: the first one has the rendezvous."""
+    options = {"mesh-key": new_keys(tmp_path / "mesh"), "port-range": "9664-9695", "start-timeout": start_timeout}
     with Daemon(options=options | {"mesh-listen": "127.0.0.1:0"}) as first:
         port = (first.address / "mesh.port").read_text(encoding="ascii").strip()
-        with Daemon(options=options | {"mesh-join": f"127.0.0.1:{port}"}) as second:
-            lost, waiting = second.rank(environment=place(0, 0, 2, 0)), first.rank(environment=place(2, 0, 1, 1))
-            for rank in (lost, waiting):
-                rank.open("early")
-            op = waiting.submit("barrier")
-            wait_until(lambda: first.lines("node-complete"), "the node to be complete")
-            second.allow("rank-lost")
+        more = {name.replace("_", "-"): value for name, value in of_the_second.items()}
+        with Daemon(options=options | {"mesh-join": f"127.0.0.1:{port}"} | more) as second:
             first.allow("no-job", "job-not-met")
+            yield first, second
+
+
+def wait_in_a_barrier(first):
+    """The rank of the first node, which is complete."""
+    rank = first.rank(environment=place(2, 0, 1, 1))
+    rank.open("early")
+    op = rank.submit("barrier")
+    wait_until(lambda: first.lines("node-complete"), "the node to be complete")
+    return rank, op
+
+
+def check_waiting_is_told(waiting, at_ns, status, words):
+    """The rank of wait_in_a_barrier(): the other node's news ends its wait."""
+    rank, op = waiting
+    outcome = rank.outcome(op)
+    print(f"after {(outcome.at_ns - at_ns) / 1e6:.1f} ms: {outcome.status.name}: {outcome.text}")
+    check_prompt("the rank that waits was told", outcome.at_ns - at_ns, LOST_NS)
+    assert outcome.status == status and re.search(words, outcome.text), outcome
+
+
+def test_ranks_may_wait_longer_than_their_hvdds_would(tmp_path):
+    longer = {"HVD_START_TIMEOUT": "30"}
+    with two_daemons(tmp_path, start_timeout="1s") as (first, second):
+        waits = second.rank(environment=longer | place(0, 0, 1, 0) | {"HVD_SIZE": "2"})
+        waits.open("wide")
+        op = waits.submit("barrier")
+        time.sleep(scaled(1) + 6)  # longer than hvdd and its gate would give it
+        last = first.rank(environment=longer | place(1, 0, 1, 1) | {"HVD_SIZE": "2"})
+        last.open("wide")
+        last.post_wait(last.submit("barrier"))
+        assert waits.outcome(op).ok and last.collect_outcome().ok
+
+
+def test_a_rank_that_is_killed_before_its_node_is_complete_is_named_on_the_other_node(tmp_path):
+    """Whoever has started the hvdds."""
+    with two_daemons(tmp_path) as (first, second):
+        lost = second.rank(environment=place(0, 0, 2, 0))
+        lost.open("early")
+        waiting = wait_in_a_barrier(first)
+        second.allow("rank-lost")
+        at_ns = time.monotonic_ns()
+        os.kill(lost.pid, signal.SIGKILL)
+        check_waiting_is_told(waiting, at_ns, Status.ERR_RANK_LOST, rf"rank 0 \(pid {lost.pid}\) was killed by signal 9 \(SIGKILL\)")
+
+
+def test_a_rank_that_dies_while_its_gate_stands_still_is_missed_on_the_other_node(tmp_path):
+    """hvdd kills the gate, and with it goes what it should have said. Both nodes are complete, and wait for a third one."""
+    with two_daemons(tmp_path) as (first, second):
+        lost = second.rank(environment=place(0, 0, 1, 0))
+        lost.open("early")
+        rank, op = wait_in_a_barrier(first)
+        wait_until(lambda: [row["jobs"] for row in first.ctl.json("nodes")["nodes"]] == ["early"] * 2, "both nodes to wait")
+        second.allow("rank-lost", "gate-ended", "gate-killed", "mesh-not-joined")
+        at_ns = time.monotonic_ns()
+        for pid, number in ((second.gate(), signal.SIGSTOP), (lost.pid, signal.SIGKILL)):
+            os.kill(pid, number)
+        outcome = rank.wait(op, 20)
+        print(f"after {(outcome.at_ns - at_ns) / 1e6:.1f} ms: {outcome.status.name}: {outcome.text}")
+        check_prompt("the rank that waits was told", outcome.at_ns - at_ns, 13_000_000_000)
+        assert outcome.status == Status.ERR_NODE_LOST and re.search("is lost.*its hvdd-gate has begun anew", outcome.text), outcome
+
+
+def test_a_rank_that_breaks_the_protocol_before_its_node_is_complete_is_named_on_the_other_node(tmp_path):
+    with two_daemons(tmp_path) as (first, second), wire.Raw(second.attach_path) as liar:
+        liar.send(wire.attach_request("early", 0, 3, extra=wire.message((7, 0), (8, 2))))
+        assert liar.attach_reply().status == Status.OK
+        waiting = wait_in_a_barrier(first)
+        second.allow("rank-ended")
+        at_ns = time.monotonic_ns()
+        liar.send(b"nonsense")
+        check_waiting_is_told(waiting, at_ns, Status.ERR_RANK_LOST, "rank 0 .*broke the protocol: ")
+
+
+def test_a_job_that_is_stopped_before_its_node_is_complete_is_so_on_the_other_node(tmp_path):
+    with two_daemons(tmp_path) as (first, second):
+        second.rank(environment=place(0, 0, 2, 0)).open("early")
+        waiting = wait_in_a_barrier(first)
+        at_ns = time.monotonic_ns()
+        second.ctl.run("job", "stop", "early")
+        check_waiting_is_told(waiting, at_ns, Status.ERR_JOB_STOPPED, rf"on {socket.gethostname()}: job 'early' was stopped by uid")
+
+
+def test_an_engine_that_cannot_listen_is_named_on_the_other_node(tmp_path):
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        with two_daemons(tmp_path, port_range=f"{port}-{port}") as (first, second):
+            waiting = wait_in_a_barrier(first)
+            second.rank(environment=place(0, 0, 2, 0)).open("early")
+            second.allow("no-job")
+            last = second.rank(environment=place(1, 1, 2, 0))
             at_ns = time.monotonic_ns()
-            os.kill(lost.pid, signal.SIGKILL)
-            outcome = waiting.outcome(op)
-            check_prompt("the rank that waits was told", outcome.at_ns - at_ns, LOST_NS)
-            assert outcome.status == Status.ERR_RANK_LOST, outcome
-            assert f"rank 0 (pid {lost.pid}) was killed by signal 9 (SIGKILL)" in outcome.text, outcome
+            last.post("open", job="early")
+            check_waiting_is_told(waiting, at_ns, Status.ERR_LIMIT, r"\(pid \d+\) cannot listen for the job's other nodes: ")
+            last.collect_outcome()
 
 
 @pytest.mark.parametrize("victim", [0, 1])

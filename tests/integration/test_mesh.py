@@ -8,6 +8,7 @@ import select
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -143,6 +144,24 @@ def test_ipv6_and_an_announced_address(keys):
         with joiner(keys, port_of(first), mesh_join=f"[::1]:{port_of(first)}") as second:
             with attached(first, "j", [0], 2), attached(second, "j", [1], 2):
                 assert roster(second, "j")["nodes"] == "127.0.0.1:9999/0;::1:9999/1"
+
+
+def test_a_name_with_addresses_of_both_families_is_found_at_either(make_nodes):
+    """localhost is ::1 and 127.0.0.1 there; n9 is nobody's address of IPv6, and n1's of IPv4."""
+    nodes = make_nodes(2)
+    node, keys = nodes[1], new_keys(nodes.shared / "mesh")
+    with node.path("/etc/hosts").open("a", encoding="ascii") as hosts:
+        hosts.write(f"fd00:77::99 n9\n{nodes[0].address} n9\n")
+    options = {"engine": ENGINE, "mesh-key": keys}
+    with contextlib.ExitStack() as stack:
+        here = stack.enter_context(Daemon(node=node, options=options | {"mesh-listen": "127.0.0.1:0", "port-range": "9632-9731"}))
+        there = stack.enter_context(Daemon(node=nodes[0], options=options | {"mesh-listen": f"{nodes[0].address}:9600"}))
+        for first, place in ((here, f"localhost:{port_of(here)}"), (there, "n9:9600")):
+            began_ns = time.monotonic_ns()
+            with Daemon(node=node, options=options | {"mesh-join": place}) as second:
+                second.allow("mesh-not-joined")
+                meet(first, second)
+                check_prompt("the nodes met", time.monotonic_ns() - began_ns, 5_000_000_000)
 
 
 def test_without_the_mesh_no_network_socket_is_open_and_a_job_on_two_nodes_is_refused(daemon):
@@ -342,8 +361,12 @@ def test_a_peer_with_a_key_can_neither_be_another_node_nor_end_the_gate(keys):
         assert peer.receive()[7] == [1], "the hello was not confirmed"
         # A roster from a node that joins, and a registration that holds no EngineNode.
         registered = wire.message((1, "j"), (2, 0), (3, 1), (4, ""), (5, b"nonsense"))
-        for number, body in ((2, 23), (3, 21)):
+        for number, body in ((2, 23), (2, 21), (3, 21)):
             peer.send(wire.message((1, 1), (2, 1), (3, 7), (4, 5), (6, number), (body, registered)))
+        told = wire.decode(wait_until(lambda: peer.receive().get(23), "an answer to the registration", step=0)[0])
+        refused = wire.decode(wire.decode(told[4][0])[23][0])
+        assert told[3] == [1] and wire.signed(refused[1][0]) == Status.ERR_VERSION, refused  # the peer has said no version of its hvdd
+        assert b"cannot read what the engine of node peer (hvdd ) says of it; install the same hvdd" in refused[2][0], refused
         meet(first, second)
         assert first.gate() and not first.lines("gate-ended")
 
@@ -517,3 +540,46 @@ def test_strangers_at_the_port_are_refused_and_disturb_nobody(keys):
         refused = first.lines("mesh-refused")
         assert len(refused) <= time.monotonic() - began + 1, refused
         assert any(line.pairs["address"] == "127.0.0.1" for line in refused), refused
+
+
+# Connects COUNT sockets from ADDRESS to PORT, says nothing, and connects each again when it has ended.
+_CROWD = """
+import resource, select, socket, sys
+address, port, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+resource.setrlimit(resource.RLIMIT_NOFILE, (count + 64,) * 2)
+poll, ends = select.poll(), {}
+while True:
+    while len(ends) < count:
+        one = socket.socket()
+        one.setblocking(False)
+        one.bind((address, 0))
+        one.connect_ex(("127.0.0.1", port))
+        ends[one.fileno()] = one
+        poll.register(one, select.POLLIN)
+    for fd, _ in poll.poll(1000):
+        try:
+            if ends[fd].recv(4096):
+                continue
+        except OSError:
+            pass
+        poll.unregister(fd)
+        ends.pop(fd).close()
+"""
+
+
+def test_a_crowd_of_silent_connections_from_one_address_keeps_no_node_out(keys):
+    with listener(keys) as first:
+        first.allow("mesh-refused")
+        crowd = subprocess.Popen([sys.executable, "-c", _CROWD, "127.0.0.2", str(port_of(first)), "1200"])
+        try:
+            first.expect_line("mesh-refused")
+            time.sleep(0.5)  # they are all there
+            for number in range(3):
+                with joiner(keys, port_of(first)) as second:
+                    second.allow("mesh-not-joined")
+                    began_ns = time.monotonic_ns()
+                    meet(first, second, f"j{number}")
+                    check_prompt("the nodes met", time.monotonic_ns() - began_ns, 2_000_000_000)
+        finally:
+            crowd.kill()
+            crowd.wait()

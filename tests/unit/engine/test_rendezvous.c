@@ -25,6 +25,22 @@ static const int32_t ours[SEATS] = {5, 2, 900000, 7};
 static struct hvt_bench bench;
 static struct hvt_node node; /* its link alone */
 
+/* The kernel has no memory for what goes to hvdd. */
+static bool no_room;
+
+int __real_hvi_packet_send(int socket_fd, const void *bytes, size_t length, const int *fds,
+                           uint32_t fd_count, uint64_t deadline_ns);
+int __wrap_hvi_packet_send(int socket_fd, const void *bytes, size_t length, const int *fds,
+                           uint32_t fd_count, uint64_t deadline_ns);
+
+int __wrap_hvi_packet_send(int socket_fd, const void *bytes, size_t length, const int *fds,
+                           uint32_t fd_count, uint64_t deadline_ns)
+{
+    if (no_room && socket_fd == bench.engine->link_fd)
+        return HVI_ERR_LIMIT;
+    return __real_hvi_packet_send(socket_fd, bytes, length, fds, fd_count, deadline_ns);
+}
+
 static void set_up(void)
 {
     struct hvi_engine_start start = hvt_node_defaults(SIZE);
@@ -410,6 +426,24 @@ START_TEST(a_hvdd_that_does_not_read_hears_of_the_node_when_it_does)
         continue;
     hvt_bench_turn(&bench);
     ck_assert(!bench.engine->rendezvous.untold);
+    expect_node();
+}
+END_TEST
+
+START_TEST(what_the_kernel_has_no_memory_for_is_said_a_moment_later)
+{
+    const uint64_t end_ns = hvi_deadline_after(10 * (int64_t)HVI_NS_SEC);
+
+    for (int32_t seat = 0; seat < SEATS - 1; seat++)
+        ck_assert_int_eq(attach(seat), HVI_OK);
+    no_room = true;
+    ck_assert_int_eq(attach(SEATS - 1), HVI_OK);
+    no_room = false;
+    ck_assert(bench.engine->rendezvous.untold);
+    while (bench.engine->rendezvous.untold) {
+        ck_assert(!hvi_deadline_passed(end_ns));
+        hvt_bench_turn(&bench);
+    }
     expect_node();
 }
 END_TEST
@@ -1069,6 +1103,7 @@ int main(void)
     tcase_add_loop_test(tcase, a_seat_that_cannot_be_is_refused, 0, sizeof wrong / sizeof wrong[0]);
     tcase_add_test(tcase, the_rendezvous_hears_of_the_node_when_its_last_rank_has_come);
     tcase_add_test(tcase, a_hvdd_that_does_not_read_hears_of_the_node_when_it_does);
+    tcase_add_test(tcase, what_the_kernel_has_no_memory_for_is_said_a_moment_later);
     tcase_add_test(tcase, what_ranks_submit_is_held_until_all_nodes_are_there);
     tcase_add_test(tcase, the_settings_of_ranks_that_came_before_order_hold);
     tcase_add_test(tcase, a_region_that_a_held_op_may_name_stays);

@@ -905,6 +905,62 @@ START_TEST(what_is_no_engine_node_gets_a_sentence_and_not_a_roster)
 }
 END_TEST
 
+START_TEST(a_rendezvous_that_is_gone_ends_only_the_wait_of_jobs_in_which_others_wait)
+{
+    uint32_t port = listen_at(&sides[0]);
+
+    join_at(&sides[1], port);
+    register_at(&sides[0], "job", 1, 0, 3);
+    register_at(&sides[1], "job", 1, 1, 3);
+    register_at(&sides[1], "lone", 2, 0, 2);
+    wait_jobs(&sides[0], 1, "job, lone");
+    while (!sides[1].gate.mesh->seeds[0].others_wait)
+        turn();
+    gate_mesh_close(&sides[0].gate);
+    mesh_join_tick(sides[1].gate.mesh, hvi_clock_ns() + MESH_MISSING_SERVICE_NS + HVI_NS_SEC);
+    expect_error(&sides[1], "job", HVI_ERR_NODE_LOST, "is lost before they have");
+    ck_assert(hears_nothing(&sides[1]));
+}
+END_TEST
+
+/* Only a hvdd of one job knows that no other process takes the rank's place. */
+START_TEST(a_node_of_a_service_ends_no_rank_for_good)
+{
+    struct hvi_gate_msg msg = {.kind = HVI_GATE_NODE_WITHDRAW};
+    uint32_t port = listen_at(&sides[0]);
+
+    join_at(&sides[1], port);
+    register_at(&sides[0], "job", 1, 0, 2);
+    snprintf(msg.node_withdraw.job, sizeof(msg.node_withdraw.job), "job");
+    msg.node_withdraw.uid = 1000;
+    msg.node_withdraw.rank = 1;
+    msg.node_withdraw.status = HVI_ERR_RANK_LOST;
+    tell(&sides[1], &msg);
+    wait_log("a node says what it may not say", 1);
+    register_at(&sides[1], "job", 1, 1, 2);
+    ck_assert_int_eq(hear_roster(&sides[0], "job", 1)->status, HVI_OK);
+}
+END_TEST
+
+START_TEST(a_rendezvous_that_answers_nonsense_is_named_to_the_engine)
+{
+    static const unsigned char nonsense[] = {0xff, 0xff, 0xff};
+    struct hvi_mesh_msg msg = {.kind = HVI_MESH_NODE_ROSTER,
+                               .node_roster = {.uid = 1000, .registration = 1, .job = "job"}};
+    uint32_t port = listen_at(&sides[0]);
+
+    join_at(&sides[1], port);
+    register_at(&sides[1], "job", 1, 1, 2);
+    wait_jobs(&sides[0], 1, "job");
+    msg.node_roster.roster = malloc(sizeof(nonsense));
+    memcpy(msg.node_roster.roster, nonsense, sizeof(nonsense));
+    msg.node_roster.roster_bytes = sizeof(nonsense);
+    mesh_listen_say(sides[0].gate.mesh, sides[1].gate.start.node, &msg);
+    expect_error(&sides[1], "job", HVI_ERR_PROTOCOL, "has answered with what is no list of nodes");
+    ck_assert_int_ge(hvt_log_count("mesh-message-refused"), 1);
+}
+END_TEST
+
 START_TEST(nodes_that_are_late_are_named_to_those_that_came)
 {
     sides[0].gate.start.start_timeout_ns = 200 * HVI_NS_MS;
@@ -1631,6 +1687,16 @@ static void wait_named(struct side *side, const char *name, const char *state)
     }
 }
 
+static size_t rows_named(struct side *side, const char *name)
+{
+    size_t count = 0;
+
+    rows_of(side);
+    for (size_t i = 0; i < rows.node_count; i++)
+        count += strcmp(rows.nodes[i].name, name) == 0;
+    return count;
+}
+
 /* hvdd hears again and again that a seed has been reached. */
 static struct hvi_engine_roster *hear_seeds_roster(struct side *side, const char *job)
 {
@@ -1674,6 +1740,33 @@ START_TEST(nodes_of_an_allow_list_meet_at_the_first_seed_and_have_the_lists_name
 }
 END_TEST
 
+START_TEST(a_seed_that_ends_stays_until_what_it_has_said_to_another_is_heard)
+{
+    const struct hvi_node_withdraw lost = {.job = "job",
+                                           .uid = 1000,
+                                           .registration = 1,
+                                           .rank = -1,
+                                           .status = HVI_ERR_RANK_LOST,
+                                           .text = "rank 1 was killed"};
+
+    prepare_seeds();
+    for (int i = 0; i < 2; i++)
+        open_seed(i);
+    wait_named(&sides[0], "127.0.0.2", "joined");
+    wait_named(&sides[1], "127.0.0.1", "joined");
+    register_at(&sides[1], "job", 1, 1, 2);
+    while (strcmp(row_named(&sides[0], "127.0.0.2")->jobs, "job") != 0)
+        turn();
+    while (!mesh_listen_is_heard(sides[1].gate.mesh))
+        turn();
+    gate_mesh_withdraw(&sides[1].gate, &lost);
+    ck_assert(!gate_mesh_is_heard(&sides[1].gate));
+    while (!gate_mesh_is_heard(&sides[1].gate))
+        turn();
+    ck_assert_str_eq(row_named(&sides[0], "127.0.0.2")->jobs, "");
+}
+END_TEST
+
 START_TEST(a_job_that_waits_at_a_seed_that_goes_meets_at_the_next_one)
 {
     prepare_seeds();
@@ -1702,6 +1795,26 @@ START_TEST(a_job_that_waits_at_a_seed_that_goes_meets_at_the_next_one)
     register_at(&sides[0], "next", 2, 0, 2);
     ck_assert_int_eq(hear_seeds_roster(&sides[0], "next")->status, HVI_OK);
     ck_assert_int_eq(hear_seeds_roster(&sides[2], "next")->status, HVI_OK);
+}
+END_TEST
+
+START_TEST(a_node_that_has_many_numbers_takes_no_room_from_the_others)
+{
+    void *many[8];
+
+    prepare_seeds();
+    server = own_keys[0];
+    open_seed(0);
+    for (uint64_t i = 0; i < 8; i++) {
+        char route[GATE_ROUTE_TEXT];
+        mesh_route(0xee00 + i, route);
+        many[i] = stranger_join(seed_port, &own_keys[2], route);
+        say_hello(many[i], 0xee00 + i, "many");
+        wait_log("a node has joined the mesh", (int)i + 1);
+    }
+    ck_assert_uint_eq(rows_named(&sides[0], node_names[2]), 4);
+    for (size_t i = 0; i < 8; i++)
+        zmq_close(many[i]);
 }
 END_TEST
 
@@ -2225,7 +2338,9 @@ static void add_seeds(Suite *suite)
     tcase_set_timeout(tcase, 30);
     tcase_add_checked_fixture(tcase, setup, teardown);
     tcase_add_test(tcase, nodes_of_an_allow_list_meet_at_the_first_seed_and_have_the_lists_names);
+    tcase_add_test(tcase, a_seed_that_ends_stays_until_what_it_has_said_to_another_is_heard);
     tcase_add_test(tcase, a_job_that_waits_at_a_seed_that_goes_meets_at_the_next_one);
+    tcase_add_test(tcase, a_node_that_has_many_numbers_takes_no_room_from_the_others);
     tcase_add_test(
         tcase,
         a_node_that_is_not_allowed_is_told_so_and_comes_in_when_it_is_and_goes_when_it_is_not);
@@ -2284,6 +2399,10 @@ static void add_meeting(Suite *suite)
     tcase_add_test(tcase, a_rank_that_goes_while_the_rendezvous_begins_anew_is_named);
     tcase_add_test(tcase, what_the_rendezvous_was_not_told_in_time_is_forgotten);
     tcase_add_test(tcase, what_is_no_engine_node_gets_a_sentence_and_not_a_roster);
+    tcase_add_test(tcase,
+                   a_rendezvous_that_is_gone_ends_only_the_wait_of_jobs_in_which_others_wait);
+    tcase_add_test(tcase, a_node_of_a_service_ends_no_rank_for_good);
+    tcase_add_test(tcase, a_rendezvous_that_answers_nonsense_is_named_to_the_engine);
     tcase_add_test(tcase, nodes_that_are_late_are_named_to_those_that_came);
     tcase_add_test(tcase, a_node_whose_connection_ends_does_not_wait_on);
     tcase_add_test(tcase,

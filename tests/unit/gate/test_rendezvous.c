@@ -267,7 +267,7 @@ START_TEST(a_node_that_goes_before_the_roster_is_removed)
     withdraw(1, 1);
     bring(node_with(2, 2, RANKS(1)));
     ck_assert_uint_eq(answer_count, 0);
-    gate_rendezvous_forget(&meeting, 2);
+    withdraw(2, 1);
     ck_assert_uint_eq(meeting.job_count, 0);
     bring(node_with(1, 2, RANKS(0)));
     ck_assert_uint_eq(answer_count, 0);
@@ -332,7 +332,7 @@ START_TEST(who_registers_a_moment_later_hears_the_reason_once)
     bring(node_with(3, 3, RANKS(2)));
     ck_assert_uint_eq(answer_count, 2);
     ck_assert_uint_eq(answers[1].node, 3);
-    gate_rendezvous_forget(&meeting, 1);
+    withdraw(1, 1);
     ck_assert_uint_eq(meeting.job_count, 1);
     gate_rendezvous_tick(&meeting, 101 * SECOND);
     ck_assert_uint_eq(meeting.job_count, 0);
@@ -439,6 +439,30 @@ START_TEST(who_goes_with_a_reason_tells_it_to_those_that_it_has_met)
     gate_rendezvous_withdraw(&meeting, &to, HVI_ERR_RANK_LOST, "rank 1 was killed",
                              100 * SECOND); /* repeated */
     ck_assert_uint_eq(answer_count, 4);
+}
+END_TEST
+
+START_TEST(those_that_have_met_are_told_once_why_one_of_them_has_gone)
+{
+    struct gate_registrant to = {.node = 2, .job = "job", .uid = 1000, .registration = 1};
+
+    bring(node_with(1, 3, RANKS(0)));
+    bring(node_with(2, 3, RANKS(1)));
+    bring(node_with(3, 3, RANKS(2)));
+    gate_rendezvous_withdraw(&meeting, &to, HVI_ERR_RANK_LOST, "rank 1 was killed", 100 * SECOND);
+    ck_assert_uint_eq(answer_count, 5);
+    to.node = 3;
+    gate_rendezvous_withdraw(&meeting, &to, HVI_ERR_RANK_LOST, "rank 2 was killed", 100 * SECOND);
+    ck_assert_uint_eq(answer_count, 5);
+    for (uint64_t node = 1; node <= 3; node++) {
+        struct gate_registration *again = node_with(node, 3, RANKS((int32_t)node - 1));
+        again->registration = 2;
+        bring(again);
+    }
+    ck_assert_uint_eq(answer_count, 8); /* the next attempt */
+    to.registration = 2;
+    gate_rendezvous_withdraw(&meeting, &to, HVI_ERR_RANK_LOST, "rank 2 was killed", 100 * SECOND);
+    ck_assert_uint_eq(answer_count, 10);
 }
 END_TEST
 
@@ -720,15 +744,15 @@ START_TEST(who_waits_alone_is_known_and_so_is_when_that_ends)
 {
     accompanied = 0;
     bring(node_with(1, 4, RANKS(0)));
-    ck_assert(!gate_rendezvous_has_company(&meeting, 1));
+    ck_assert(!gate_rendezvous_company(&meeting, 1));
     ck_assert_uint_eq(accompanied, 0);
     bring(node_with(2, 4, RANKS(1)));
     ck_assert_uint_eq(accompanied, 1);
-    ck_assert(gate_rendezvous_has_company(&meeting, 1));
-    ck_assert(gate_rendezvous_has_company(&meeting, 2));
-    ck_assert(!gate_rendezvous_has_company(&meeting, 3));
+    ck_assert(gate_rendezvous_company(&meeting, 1));
+    ck_assert(gate_rendezvous_company(&meeting, 2));
+    ck_assert(!gate_rendezvous_company(&meeting, 3));
     withdraw(1, 1);
-    ck_assert(!gate_rendezvous_has_company(&meeting, 2));
+    ck_assert(!gate_rendezvous_company(&meeting, 2));
 }
 END_TEST
 
@@ -741,6 +765,49 @@ START_TEST(a_node_that_is_back_in_time_was_never_missing)
     gate_rendezvous_tick(&meeting, 120 * SECOND);
     ck_assert_uint_eq(meeting.job_count, 1);
     bring(node_with(3, 3, RANKS(2)));
+    ck_assert_uint_eq(answer_count, 3);
+    ck_assert_int_eq(answers[0].status, HVI_OK);
+}
+END_TEST
+
+START_TEST(the_rendezvous_own_node_is_named_by_the_address_that_others_know)
+{
+    struct gate_registration *own = node_with(1, 2, RANKS(0));
+
+    snprintf(meeting.own_address, sizeof(meeting.own_address), "10.0.0.1");
+    own->address[0] = '\0';
+    bring(own);
+    bring(node_with(2, 2, RANKS(0)));
+    ck_assert_uint_eq(answer_count, 2);
+    ck_assert_ptr_nonnull(strstr(answers[1].text, "a (10.0.0.1)"));
+}
+END_TEST
+
+START_TEST(a_node_that_begins_anew_and_does_not_register_again_is_lost)
+{
+    bring(node_with(1, 3, RANKS(0)));
+    bring(node_with(2, 3, RANKS(1)));
+    gate_rendezvous_anew(&meeting, 2, 100 * SECOND);
+    gate_rendezvous_tick(&meeting, 102 * SECOND - 1);
+    ck_assert_uint_eq(answer_count, 0);
+    gate_rendezvous_tick(&meeting, 102 * SECOND);
+    ck_assert_uint_eq(answer_count, 2);
+    ck_assert_int_eq(answers[0].status, HVI_ERR_NODE_LOST);
+    ck_assert_ptr_nonnull(strstr(answers[0].text, "node b (10.0.0.2) is lost"));
+    ck_assert_ptr_nonnull(strstr(answers[0].text, "its hvdd-gate has begun anew"));
+}
+END_TEST
+
+START_TEST(a_node_that_begins_anew_is_back_when_it_has_registered_again)
+{
+    bring(node_with(1, 3, RANKS(0)));
+    bring(node_with(2, 3, RANKS(1)));
+    gate_rendezvous_anew(&meeting, 2, 100 * SECOND);
+    miss(2, true); /* its hvdd stands still, and goes on */
+    gate_rendezvous_back(&meeting, 2);
+    bring(node_with(3, 3, RANKS(2)));
+    ck_assert_uint_eq(answer_count, 0);
+    bring(node_with(2, 3, RANKS(1)));
     ck_assert_uint_eq(answer_count, 3);
     ck_assert_int_eq(answers[0].status, HVI_OK);
 }
@@ -878,6 +945,7 @@ int main(void)
     tcase_add_test(tcase, who_waits_is_told_that_the_rendezvous_ends_and_who_has_met_is_not);
     tcase_add_test(tcase, a_reason_ends_with_its_time_or_with_a_later_engine_of_its_node);
     tcase_add_test(tcase, who_goes_with_a_reason_tells_it_to_those_that_it_has_met);
+    tcase_add_test(tcase, those_that_have_met_are_told_once_why_one_of_them_has_gone);
     tcase_add_test(tcase,
                    a_node_that_loses_a_rank_before_it_is_complete_tells_it_to_those_that_wait);
     tcase_add_test(tcase, a_node_that_loses_a_rank_early_is_known_although_nobody_waits_yet);
@@ -893,6 +961,9 @@ int main(void)
     tcase_add_test(tcase, who_is_missing_is_said_after_the_start_timeout);
     tcase_add_test(tcase, a_node_that_is_missing_for_too_long_is_named_to_those_that_wait_with_it);
     tcase_add_test(tcase, who_waits_alone_is_known_and_so_is_when_that_ends);
+    tcase_add_test(tcase, the_rendezvous_own_node_is_named_by_the_address_that_others_know);
+    tcase_add_test(tcase, a_node_that_begins_anew_and_does_not_register_again_is_lost);
+    tcase_add_test(tcase, a_node_that_begins_anew_is_back_when_it_has_registered_again);
     tcase_add_test(tcase, a_node_that_is_back_in_time_was_never_missing);
     tcase_add_loop_test(tcase, no_job_meets_with_a_node_that_is_missing, 0, 2);
     tcase_add_test(tcase, no_job_meets_with_a_node_that_comes_while_its_hvdd_stands_still);

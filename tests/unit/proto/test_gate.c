@@ -116,6 +116,7 @@ static void sample_mesh(enum hvi_mesh_kind kind)
                                  .text = "why",
                                  .hvdd_silent_ns = UINT64_MAX - 1,
                                  .others_wait = true,
+                                 .company = UINT64_MAX - 2,
                                  .kind = kind};
     if (kind == HVI_MESH_HELLO)
         mesh.hello = (struct hvi_mesh_hello){
@@ -185,6 +186,7 @@ START_TEST(each_message_of_the_mesh_arrives_as_it_was_sent)
     ck_assert_str_eq(mesh_copy.text, "why");
     ck_assert_uint_eq(mesh_copy.hvdd_silent_ns, UINT64_MAX - 1);
     ck_assert(mesh_copy.others_wait);
+    ck_assert_uint_eq(mesh_copy.company, UINT64_MAX - 2);
     ck_assert_int_eq(hvi_mesh_msg_encode(&mesh_copy, again, sizeof again, &again_length), HVI_OK);
     ck_assert_uint_eq(again_length, length);
     ck_assert_mem_eq(again, bytes, length);

@@ -474,11 +474,13 @@ static void fill_node_packet(struct hvi_packet_msg *msg, bool full)
         fill_roster(&msg->engine_roster, full);
         return;
     }
-    msg->engine_node = (struct hvi_engine_node){.size = full ? 1048576 : 1,
-                                                .rank_count = full ? HVI_RANKS_MAX : 0,
-                                                .port = full ? UINT16_MAX : 1,
-                                                .lanes = full ? HVI_WIRE_LANES_MAX : 0,
-                                                .encrypt = full};
+    msg->engine_node =
+        (struct hvi_engine_node){.size = full ? 1048576 : 1,
+                                 .rank_count = full ? HVI_RANKS_MAX : 0,
+                                 .port = full ? UINT16_MAX : 1,
+                                 .lanes = full ? HVI_WIRE_LANES_MAX : 0,
+                                 .encrypt = full,
+                                 .start_timeout_ns = full ? HVI_START_TIMEOUT_MAX : 0};
     msg->engine_node.wire_oldest = msg->engine_node.wire_newest = full ? UINT32_MAX : 0;
     if (full)
         FILL(msg->engine_node.transport, false);
