@@ -17,8 +17,8 @@
  *
  * Clusters and templates export RANK and WORLD_SIZE for programs of torch. Where neither LOCAL_RANK nor
  * TORCHELASTIC_RUN_ID is beside them, they do not say that torchrun or the like has started this process, and
- * the whole identity of a later row outranks them. A later row that knows a single process does not outrank
- * several: `srun -n1` may run the program that starts them.
+ * the whole identity of a later row outranks them. A later row of fewer processes does not: `srun` or `mpirun`
+ * with one process a node may run the program that starts them.
  *
  * Arguments that name the rank and size that the launcher gave mean the launcher's process: its
  * other four numbers hold too.
@@ -206,14 +206,12 @@ static int read_launcher(const struct launcher *launcher, struct client_identity
     return rc;
 }
 
-static bool launcher_whole(const struct launcher *launcher)
+/* How many processes a whole identity speaks of; 0: it is none. */
+static long launcher_size(const struct launcher *launcher)
 {
-    return launcher_present(launcher) && variable(launcher->rank) && variable(launcher->size);
-}
-
-static bool launcher_of_several(const struct launcher *launcher)
-{
-    return launcher_whole(launcher) && strcmp(variable(launcher->size), "1") != 0;
+    const bool whole =
+        launcher_present(launcher) && variable(launcher->rank) && variable(launcher->size);
+    return whole ? strtol(variable(launcher->size), NULL, 10) : 0;
 }
 
 static bool outranked(const struct launcher *launcher)
@@ -222,8 +220,8 @@ static bool outranked(const struct launcher *launcher)
         variable(launcher->evidence[1]))
         return false;
     for (const struct launcher *later = launcher + 1; later < launchers + LAUNCHERS; later++)
-        if (launcher_whole(later))
-            return launcher_of_several(later) || !launcher_of_several(launcher);
+        if (launcher_size(later) > 0)
+            return launcher_size(later) >= launcher_size(launcher);
     return false;
 }
 

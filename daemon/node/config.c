@@ -318,13 +318,24 @@ static void reading_fail(struct reading *reading, const char *sentence)
 }
 
 /* Where the service is, its programs, its part in a mesh and how long it lives. A private hvdd has these of its
- * user's command line and environment, or the defaults. Limits and timeouts of the machine hold for all. */
+ * user's command line and environment, or the defaults. */
 static const char *const services_own[] = {
-    "runtime-dir",   "private",          "engine",      "gate",       "gpu-program",
-    "gpu-kernels",   "engine-socket",    "gate-socket", "gpu-socket", "admin-mode",
-    "idle-exit",     "mesh-seeds",       "mesh-listen", "mesh-join",  "mesh-key",
-    "rendezvous",    "port-range",       "interface",   "net-lanes",  "net-transport",
-    "start-timeout", "trusted-networks",
+    "runtime-dir",   "private",     "engine",     "gate",       "gpu-program", "gpu-kernels",
+    "engine-socket", "gate-socket", "gpu-socket", "admin-mode", "idle-exit",   "mesh-seeds",
+    "mesh-listen",   "mesh-join",   "mesh-key",   "rendezvous",
+};
+
+/* What holds for all jobs of the machine, but for a user who says otherwise by a variable. */
+static const struct {
+    const char *name, *variable, *horovods;
+} for_all[] = {
+    {"encrypt", "HVD_ENCRYPT", NULL},
+    {"interface", "HVD_INTERFACE", "HOROVOD_GLOO_IFACE"},
+    {"net-lanes", "HVD_NET_LANES", NULL},
+    {"net-transport", "HVD_NET_TRANSPORT", NULL},
+    {"port-range", "HVD_PORT_RANGE", NULL},
+    {"start-timeout", "HVD_START_TIMEOUT", "HOROVOD_START_TIMEOUT"},
+    {"trusted-networks", "HVD_TRUSTED_NETWORKS", NULL},
 };
 
 static bool is_services_own(const struct node_config_row *row)
@@ -335,14 +346,27 @@ static bool is_services_own(const struct node_config_row *row)
     return false;
 }
 
-/* Whether a private hvdd leaves it out of the service's file. Encryption holds for all, but for a user who says
- * otherwise. */
+/* NULL: there is none. */
+static const char *variable_before(const struct node_config_row *row)
+{
+    for (size_t i = 0; i < sizeof(for_all) / sizeof(for_all[0]); i++)
+        if (strcmp(row->name, for_all[i].name) == 0)
+            return for_all[i].variable;
+    return NULL;
+}
+
+static bool is_said(const char *variable)
+{
+    const char *value = variable == NULL ? NULL : getenv(variable);
+    return value != NULL && value[0] != '\0';
+}
+
+/* Whether a private hvdd leaves it out of the service's file. */
 static bool is_left_out(const struct node_config_row *row)
 {
-    const char *encrypt = getenv("HVD_ENCRYPT");
-
-    if (strcmp(row->name, "encrypt") == 0)
-        return encrypt != NULL && encrypt[0] != '\0';
+    for (size_t i = 0; i < sizeof(for_all) / sizeof(for_all[0]); i++)
+        if (strcmp(row->name, for_all[i].name) == 0)
+            return is_said(for_all[i].variable) || is_said(for_all[i].horovods);
     return is_services_own(row);
 }
 
@@ -433,6 +457,10 @@ static int parse(struct node_config *config, const char *file, bool private_mode
                               .text_size = text_size};
     char line[LINE_BYTES_MAX];
 
+    if (length >= 3 && memcmp(contents, "\xEF\xBB\xBF", 3) == 0) { /* a byte order mark */
+        contents += 3;
+        length -= 3;
+    }
     while (length > 0 && !reading.failed) {
         const char *newline = memchr(contents, '\n', length);
         const size_t bytes = newline == NULL ? length : (size_t)(newline - contents);
@@ -583,8 +611,12 @@ void node_config_print_man(FILE *out)
         print_escaped(range, out);
         if (row->standard[0] != '\0' && row->apply != NODE_APPLY_COMMAND)
             fprintf(out, "; default %s", row->standard);
-        fprintf(out, ". %s%s\n\n", applies[row->apply],
+        fprintf(out, ". %s%s", applies[row->apply],
                 is_services_own(row) ? " A private hvdd leaves it out of the service's file." : "");
+        if (variable_before(row) != NULL)
+            fprintf(out, " In a private hvdd *%s* comes before the service's file.",
+                    variable_before(row));
+        fprintf(out, "\n\n");
     }
 }
 

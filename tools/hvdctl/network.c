@@ -205,9 +205,9 @@ static void check_ports(const struct ctl *ctl, struct ctl_finding *finding)
               "%u of %u from %u to %u are free%s%s", count, all, first, last,
               count == 0 ? ": " : "", count == 0 ? strerror(error) : "");
     if (count < 2)
-        ctl_next(finding,
-                 "a job on several machines takes a port on each, and one more on the "
-                 "first: HVD_PORT_RANGE=20000-20063 hvdrun ..., or port-range in hvdd.conf");
+        ctl_next(finding, "a job on several machines takes a port on each, and one more on the "
+                          "first: HVD_PORT_RANGE=20000-20063 hvdrun ...; of the service: "
+                          "port-range in hvdd.conf");
 }
 
 /* ---- buffers ---- */

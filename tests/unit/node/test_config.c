@@ -295,8 +295,10 @@ END_TEST
     "mesh-seeds = a:1,b:2\nmesh-listen = *:1\nmesh-join = c:3\nmesh-key = /k\nmax-jobs = 5\n"      \
     "runtime-dir = /r\nprivate = no\nengine = /e\ngate = /g\ngpu-program = /p\n"                   \
     "gpu-kernels = /n\nengine-socket = /s\ngate-socket = /s\ngpu-socket = /s\n"                    \
-    "admin-mode = 0666\nidle-exit = 1\nrendezvous = d\nport-range = 1-2\ninterface = i\n"          \
-    "net-lanes = 8\nnet-transport = ucx\nstart-timeout = 1\ntrusted-networks = 10.0.0.0/8\n"
+    "admin-mode = 0666\nidle-exit = 1\nrendezvous = d\n"
+#define OF_NETWORK                                                                                 \
+    "port-range = 1-2\ninterface = i\nnet-lanes = 8\nnet-transport = ucx\nstart-timeout = 1\n"     \
+    "trusted-networks = 10.0.0.0/8\nencrypt = yes\n"
 
 /* Loads `file` as the service's, by "--private" and "--mesh-join". */
 static int load_standard(const char *file, const char *private_mode, struct node_config *config_p)
@@ -333,7 +335,7 @@ END_TEST
 
 START_TEST(the_service_and_a_hvdd_that_is_told_the_file_take_all_of_it)
 {
-    const char *file = file_with(OF_SERVICE);
+    const char *file = file_with(OF_SERVICE OF_NETWORK);
     const struct node_command named = {.file = file};
     struct node_config config;
 
@@ -349,22 +351,50 @@ START_TEST(the_service_and_a_hvdd_that_is_told_the_file_take_all_of_it)
 }
 END_TEST
 
-START_TEST(encryption_holds_in_a_private_hvdd_unless_its_user_says_otherwise)
+static const struct {
+    const char *option, *variable;
+} of_network[] = {
+    {"port-range", "HVD_PORT_RANGE"},
+    {"interface", "HVD_INTERFACE"},
+    {"interface", "HOROVOD_GLOO_IFACE"},
+    {"net-lanes", "HVD_NET_LANES"},
+    {"net-transport", "HVD_NET_TRANSPORT"},
+    {"start-timeout", "HVD_START_TIMEOUT"},
+    {"encrypt", "HVD_ENCRYPT"},
+    {"start-timeout", "HOROVOD_START_TIMEOUT"},
+    {"trusted-networks", "HVD_TRUSTED_NETWORKS"},
+};
+
+START_TEST(options_of_the_network_hold_in_a_private_hvdd_unless_its_user_says_otherwise)
 {
-    const char *file = file_with("encrypt = yes\n");
+    const struct node_config_row *row = node_config_find(of_network[_i].option);
+    const char *variable = of_network[_i].variable;
+    const char *file = file_with(OF_NETWORK);
+    struct node_config config, standard;
+
+    node_config_defaults(&standard);
+    unsetenv(variable);
+    ck_assert_int_eq(load_standard(file, "yes", &config), HVI_OK);
+    ck_assert(node_config_differs(row, &config, &standard));
+    setenv(variable, "", 1);
+    ck_assert_int_eq(load_standard(file, "yes", &config), HVI_OK);
+    ck_assert(node_config_differs(row, &config, &standard));
+    setenv(variable, "0", 1);
+    ck_assert_int_eq(load_standard(file, "yes", &config), HVI_OK);
+    ck_assert(!node_config_differs(row, &config, &standard));
+    ck_assert_int_eq(load_standard(file, "no", &config), HVI_OK);
+    ck_assert(node_config_differs(row, &config, &standard));
+    unlink(file);
+}
+END_TEST
+
+START_TEST(a_byte_order_mark_is_no_part_of_the_file)
+{
+    const char *file = file_with("\xEF\xBB\xBF[hvdd]\nmax-jobs = 5\n");
     struct node_config config;
 
-    unsetenv("HVD_ENCRYPT");
-    ck_assert_int_eq(load_standard(file, "yes", &config), HVI_OK);
-    ck_assert_int_eq(config.encrypt, 1);
-    setenv("HVD_ENCRYPT", "", 1);
-    ck_assert_int_eq(load_standard(file, "yes", &config), HVI_OK);
-    ck_assert_int_eq(config.encrypt, 1);
-    setenv("HVD_ENCRYPT", "0", 1);
-    ck_assert_int_eq(load_standard(file, "yes", &config), HVI_OK);
-    ck_assert_int_eq(config.encrypt, -1);
-    ck_assert_int_eq(load_standard(file, "no", &config), HVI_OK);
-    ck_assert_int_eq(config.encrypt, 1);
+    ck_assert_msg(load_standard(file, "no", &config) == HVI_OK, "%s", text);
+    ck_assert_int_eq(config.max_jobs, 5);
     unlink(file);
 }
 END_TEST
@@ -499,7 +529,10 @@ int main(void)
     tcase_add_test(tcase, a_missing_named_file_is_an_error_and_a_failed_load_changes_nothing);
     tcase_add_test(tcase, a_private_hvdd_leaves_out_what_is_the_services);
     tcase_add_test(tcase, the_service_and_a_hvdd_that_is_told_the_file_take_all_of_it);
-    tcase_add_test(tcase, encryption_holds_in_a_private_hvdd_unless_its_user_says_otherwise);
+    tcase_add_loop_test(
+        tcase, options_of_the_network_hold_in_a_private_hvdd_unless_its_user_says_otherwise, 0,
+        sizeof(of_network) / sizeof(of_network[0]));
+    tcase_add_test(tcase, a_byte_order_mark_is_no_part_of_the_file);
     tcase_add_test(tcase, what_is_printed_can_be_read_back);
     tcase_add_test(tcase, the_man_page_has_every_row);
     tcase_add_test(tcase, the_man_page_has_every_limit);

@@ -40,7 +40,7 @@ def get_env_rank_and_size() -> tuple[int, int]:
               + _said("SLURM_PROCID", "SLURM_NTASKS"))
     if not (os.environ.get("LOCAL_RANK") or os.environ.get("TORCHELASTIC_RUN_ID")):
         # A cluster may export RANK and WORLD_SIZE to every process; client/attach/identity.c judges alike.
-        torchs = [pair for pair in torchs if not others or others[0][1] == 1 < pair[1]]
+        torchs = [pair for pair in torchs if not others or others[0][1] < pair[1]]
     return next(iter(ours + torchs + others), (0, 1))
 
 
