@@ -485,7 +485,7 @@ static void worker_lost(void *user, uint32_t worker, const char *text)
     engine_dispatch_worker_lost(&engine->exec, worker, text);
     if (engine->order.broken_status != HVI_OK)
         return;
-    engine_link_tell_broken(engine, HVI_ERR_WORKER_LOST, -1, text);
+    engine_link_tell_broken(engine, HVI_ERR_WORKER_LOST, -1, text, true);
     engine_sessions_break(&engine->sessions, HVI_ERR_WORKER_LOST, -1, text);
     engine_nodes_break(engine, HVI_ERR_WORKER_LOST, -1, text);
 }

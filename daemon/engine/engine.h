@@ -119,9 +119,10 @@ void engine_link_tell(struct engine *engine, engine_seat seat);
 bool engine_link_try_later(struct engine *engine, int status);
 /* Encodes and sends without waiting, if hvdd is there. */
 int engine_link_send(struct engine *engine, const struct hvi_packet_msg *msg);
-/* A Notice: the job is broken by what is no rank of this node, as `status`, `culprit` (a rank, or -1) and `text` say. It also says
- * whether the job's nodes were connected by then. */
-void engine_link_tell_broken(struct engine *engine, int status, int32_t culprit, const char *text);
+/* A Notice: the job is broken by what is no rank of this node, as `status`, `culprit` (a rank, or -1) and `text` say. `own`: no
+ * other node has said so. Of that hvdd tells the others, where the job's nodes were not connected by then. */
+void engine_link_tell_broken(struct engine *engine, int status, int32_t culprit, const char *text,
+                             bool own);
 /* EngineFences: the seat's rank has a fence page. When the link is full, hvdd gets it as soon as it reads again. */
 void engine_link_tell_fences(struct engine *engine, engine_seat seat);
 /* The link is full: those that have .untold are asked when hvdd reads again. */

@@ -36,13 +36,14 @@ int engine_link_send(struct engine *engine, const struct hvi_packet_msg *msg)
 }
 
 /* Where it is lost, the log has it. */
-void engine_link_tell_broken(struct engine *engine, int status, int32_t culprit, const char *text)
+void engine_link_tell_broken(struct engine *engine, int status, int32_t culprit, const char *text,
+                             bool own)
 {
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_NOTICE};
 
     msg.notice.status = status;
     msg.notice.rank = culprit;
-    msg.notice.session_ended = engine->sessions.held;
+    msg.notice.session_ended = own && engine->sessions.held;
     snprintf(msg.notice.text, sizeof msg.notice.text, "%s", text);
     engine_link_send(engine, &msg);
 }
@@ -100,13 +101,15 @@ void engine_link_await_room(struct engine *engine)
     listen_for(engine, EPOLLIN | EPOLLOUT);
 }
 
-/* A link that could take more has room, and tells of nothing. */
+/* A link that could take more has room: it would tell of that again and again. */
 bool engine_link_try_later(struct engine *engine, int status)
 {
-    if (status == HVI_ERR_TIMEOUT)
+    if (status == HVI_ERR_TIMEOUT) {
         engine_link_await_room(engine);
-    else if (status == HVI_ERR_LIMIT)
+    } else if (status == HVI_ERR_LIMIT) {
+        listen_for(engine, EPOLLIN);
         retry_later(engine);
+    }
     return status == HVI_ERR_TIMEOUT || status == HVI_ERR_LIMIT;
 }
 

@@ -107,7 +107,7 @@ static void broken(void *user, int status, int32_t culprit, const char *text)
     struct engine *engine = user;
 
     if (status != HVI_ERR_RANK_LEFT)
-        engine_link_tell_broken(engine, status, culprit, text);
+        engine_link_tell_broken(engine, status, culprit, text, engine->nodes.mesh.broken_here);
     /* A rank of a node that is connected already may leave; the others still meet. */
     if (engine->sessions.held && status != HVI_ERR_RANK_LEFT)
         engine_rendezvous_failed(engine, status, text);

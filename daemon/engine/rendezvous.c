@@ -90,16 +90,21 @@ static void fail(struct engine *engine, int status, const char *text)
     HVI_LOG(HVI_LOG_ERROR, "rendezvous", "no-job", text, "job=%s generation=%llu status=%s",
             engine->start.job, (unsigned long long)engine->start.generation,
             hvi_status_name(status));
-    engine_link_tell_broken(engine, status, -1, text);
+    engine_link_tell_broken(engine, status, -1, text, true);
     engine_sessions_fail(&engine->sessions, status, text);
 }
 
 /* ---- the clock ---- */
 
+/* Once all are here the rendezvous counts, from when it was told, and names who is missing: it speaks first. */
 static uint64_t deadline_ns(const struct engine *engine)
 {
-    return engine->started_ns + engine->rendezvous.timeout_ns +
-           (all_are_here(engine) ? GRACE_NS : 0);
+    const struct engine_rendezvous *rendezvous = &engine->rendezvous;
+
+    if (!all_are_here(engine))
+        return engine->started_ns + rendezvous->timeout_ns;
+    return (rendezvous->told_ns != 0 ? rendezvous->told_ns : engine->started_ns) +
+           rendezvous->timeout_ns + GRACE_NS;
 }
 
 static uint64_t alone_until_ns(const struct engine *engine)
@@ -291,6 +296,8 @@ void engine_rendezvous_tell(struct engine *engine)
              engine->start.net_transport);
     int status = engine_link_send(engine, &msg);
     engine->rendezvous.untold = engine_link_try_later(engine, status);
+    if (engine->rendezvous.told_ns == 0)
+        engine->rendezvous.told_ns = hvi_clock_ns();
     if (!engine->rendezvous.untold && status != HVI_OK && status != HVI_ERR_CLOSED)
         HVI_LOG(HVI_LOG_WARN, "rendezvous", "message-lost", hvi_status_text(status), "job=%s",
                 engine->start.job);

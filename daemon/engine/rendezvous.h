@@ -27,6 +27,7 @@ struct sd_event_source;
 struct engine_rendezvous {
     uint64_t timeout_ns;
     uint64_t said_ns;   /* the same, if the ranks have said it; else 0 */
+    uint64_t told_ns;   /* when hvdd was first told that all are here; 0: not yet */
     uint64_t warned_ns; /* when the log last said what is waited for */
     uint16_t port;      /* 0: not listening yet */
     uint64_t alone_ns;  /* since when hvdd is gone, while sessions.alone */

@@ -20,8 +20,9 @@
 #include <utlist.h>
 
 #define HVDD_STILL    "its hvdd has said nothing: it was stopped, or is stuck"
-#define HOSTS_AT_ONCE 128u /* in one message; at most HVI_MESH_HOSTS_MAX */
-#define KEY_PEERS_MAX 4u   /* of a node's key */
+#define HOSTS_AT_ONCE 128u             /* in one message; at most HVI_MESH_HOSTS_MAX */
+#define KEY_PEERS_MAX 4u               /* of a node's key */
+#define KEY_HEARD_NS  (2 * HVI_NS_SEC) /* one of these that lives says something twice a second */
 
 struct mesh_peer {
     struct gate_mesh *mesh;
@@ -497,7 +498,7 @@ static void tell_lost(const struct mesh_peer *peer, const char *why)
 }
 
 /* A hvdd that was started anew has another number. A node that claims many takes no room from those of other keys. */
-static void make_room(struct gate_mesh *mesh, const char *key)
+static bool make_room(struct gate_mesh *mesh, const char *key)
 {
     struct mesh_peer *peer, *oldest = NULL;
     size_t count = 0;
@@ -511,11 +512,16 @@ static void make_room(struct gate_mesh *mesh, const char *key)
             oldest = peer;
     }
     if (!mesh->of_nodes || count < KEY_PEERS_MAX)
-        return;
+        return true;
+    if (hvi_clock_ns() - oldest->heard_ns < KEY_HEARD_NS) {
+        mesh_log_refused(mesh, "a key has too many hvdds: one more was refused", oldest->seen);
+        return false;
+    }
     mesh_log_refused(mesh, "a key has too many hvdds: the one not heard for longest is forgotten",
                      oldest->seen);
     tell_lost(oldest, "other hvdds with its key have taken its place");
     peer_free(mesh, oldest, "other hvdds with its key have taken its place");
+    return true;
 }
 
 /* NULL: refused. */
@@ -535,10 +541,10 @@ static struct mesh_peer *peer_of(struct gate_mesh *mesh, const struct hvi_mesh_m
                          from->address);
         return NULL;
     }
-    if (peer == NULL) {
-        make_room(mesh, from->key);
+    if (peer == NULL && !make_room(mesh, from->key))
+        return NULL;
+    if (peer == NULL)
         peer = peer_new(mesh, msg->node, from);
-    }
     if (peer == NULL)
         mesh_log_refused(mesh, "there is no room for one more node", from->address);
     return peer;

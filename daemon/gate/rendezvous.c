@@ -837,7 +837,10 @@ static void lose_missing(struct gate_rendezvous *rendezvous, struct gate_rendezv
 
     if (lost == NULL)
         return;
-    if (!waits_alone(job))
+    /* The others have come since: it belongs to an attempt before theirs. */
+    if (lost->anew && others_since(job, lost) > lost->said.missing_since_ns)
+        member_free(&job->waiting, lost);
+    else if (!waits_alone(job))
         lose(rendezvous, job, lost, now_ns);
     else if (is_gone(lost))
         member_free(&job->waiting, lost);

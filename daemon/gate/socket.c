@@ -8,8 +8,8 @@
  *   monitor  connections that come, go and fail
  *
  * A connection that has not shaken hands within 2 s is closed. libzmq does not bound how many there are: their
- * descriptors are counted here. A connection is a stranger until a message comes from it. Of too many strangers
- * of one address the oldest is cut off: a node needs some milliseconds to speak, so one behind the same address still gets in.
+ * descriptors are counted here. A connection is a stranger until a message comes from it. While strangers take more than half of
+ * their room, an address has 64 of them, and what comes beyond is cut off: nodes that come from there in a crowd try again.
  * With too many strangers of all addresses the socket stops listening until half of them have gone or spoken. Nodes stay for the time of their
  * jobs, and take no room from those that are still to come. A peer whose key is refused never tries again by
  * itself; the one that joins starts anew.
@@ -48,7 +48,7 @@
 #define MESSAGES_AT_ONCE 256
 #define QUEUE_MESSAGES   256
 #define STRANGERS_MAX    512u
-#define STRANGERS_EACH   64u /* of one address, or one /64 of IPv6 */
+#define STRANGERS_EACH   64u /* of one address, while there are many */
 #define CONNECTIONS_MAX  (HVI_WIRE_NODES_MAX + STRANGERS_MAX)
 #define REJOIN_NS        (2 * HVI_NS_SEC)
 #define FAMILY_NS        HVI_NS_SEC /* for an address of one family, where the other may have one, too */
@@ -72,7 +72,6 @@ struct gate_socket {
     unsigned char connections[GATE_DESCRIPTORS_MAX];    /* enum connection, by descriptor */
     char strangers[GATE_DESCRIPTORS_MAX][ADDRESS_ROOM]; /* their addresses; "": not known */
     uint64_t origins[GATE_DESCRIPTORS_MAX];             /* of strangers: origin_of() */
-    uint32_t turns[GATE_DESCRIPTORS_MAX], last_turn;    /* when they came, as a number */
     uint32_t counts[CUT + 1];                           /* of each kind of connection */
     bool deaf;                                          /* unbound: too many connections */
     unsigned rounds;                                    /* how often the sockets were opened */
@@ -367,7 +366,7 @@ static void read_address(int fd, char address_p[HVI_WIRE_NODE_ADDRESS])
                     NI_NUMERICHOST);
 }
 
-/* The peer's address of IPv4, or its network of IPv6, which is one user's; 0: not known. */
+/* The peer's address as a number; 0: not known. */
 static uint64_t origin_of(int fd)
 {
     union {
@@ -376,7 +375,7 @@ static uint64_t origin_of(int fd)
         struct sockaddr_in6 six;
     } peer;
     socklen_t size = sizeof(peer);
-    uint64_t network;
+    uint64_t halves[2];
 
     if (getpeername(fd, &peer.any, &size) != 0)
         return 0;
@@ -384,10 +383,8 @@ static uint64_t origin_of(int fd)
         return peer.four.sin_addr.s_addr;
     if (peer.any.sa_family != AF_INET6)
         return 0;
-    if (IN6_IS_ADDR_V4MAPPED(&peer.six.sin6_addr))
-        return peer.six.sin6_addr.s6_addr32[3];
-    memcpy(&network, &peer.six.sin6_addr, sizeof(network));
-    return network != 0 ? network : 1; /* ::1 */
+    memcpy(halves, &peer.six.sin6_addr, sizeof(halves));
+    return halves[0] * UINT64_C(0x9E3779B97F4A7C15) + halves[1];
 }
 
 static void note_stranger(struct gate_socket *socket, int fd)
@@ -399,32 +396,24 @@ static void note_stranger(struct gate_socket *socket, int fd)
     read_address(fd, address);
     snprintf(socket->strangers[fd], ADDRESS_ROOM, "%.*s", ADDRESS_ROOM - 1, unmapped(address));
     socket->origins[fd] = origin_of(fd);
-    socket->turns[fd] = ++socket->last_turn;
 }
 
-/* The oldest stranger from where that one came, or -1: they are not too many. */
-static int find_surplus(const struct gate_socket *socket, int newest)
+/* How many strangers there are of an address. */
+static uint32_t count_origin(const struct gate_socket *socket, uint64_t origin)
 {
-    const uint64_t origin = socket->origins[newest];
     uint32_t count = 0;
-    int oldest = newest;
 
-    for (int fd = 0; fd < (int)GATE_DESCRIPTORS_MAX; fd++) {
-        if (socket->connections[fd] != STRANGER || socket->origins[fd] != origin)
-            continue;
-        count++;
-        if ((int32_t)(socket->turns[fd] - socket->turns[oldest]) < 0)
-            oldest = fd;
-    }
-    return origin != 0 && count > STRANGERS_EACH ? oldest : -1;
+    for (int fd = 0; fd < (int)GATE_DESCRIPTORS_MAX; fd++)
+        count += socket->connections[fd] == STRANGER && socket->origins[fd] == origin;
+    return count;
 }
 
-/* If libzmq has closed the descriptor, and has another one of that number by now, that is no stranger's of this address. */
-static void cut_surplus(struct gate_socket *socket, int newest)
+/* A stranger has come. If libzmq has closed the descriptor, and has another one of that number by now, that is no stranger's of
+ * this address. */
+static void cut_surplus(struct gate_socket *socket, int fd)
 {
-    int fd = is_stranger(socket, newest) ? find_surplus(socket, newest) : -1;
-
-    if (fd < 0)
+    if (!is_stranger(socket, fd) || socket->counts[STRANGER] <= STRANGERS_MAX / 2 ||
+        socket->origins[fd] == 0 || count_origin(socket, socket->origins[fd]) <= STRANGERS_EACH)
         return;
     log_refused(socket, "an address has too many connections to the mesh that say nothing",
                 socket->strangers[fd]);
@@ -804,6 +793,7 @@ void gate_socket_tick(struct gate_socket *socket, uint64_t now_ns)
     if (socket->deaf && has_room(socket, STRANGERS_MAX / 2) &&
         zmq_bind(socket->main, socket->endpoint) == 0)
         socket->deaf = false;
+    pump(socket); /* what has come meanwhile counts */
     if (socket->family_ns != 0 && now_ns >= socket->family_ns) {
         socket->ipv4 = !socket->ipv4;
         socket->connected = false;

@@ -167,16 +167,16 @@ def test_memory_that_an_op_uses_is_busy_and_is_given_back_with_the_session(daemo
 def test_memory_that_stays_is_not_written_to_after_the_session(daemon, stopped):
     """Under ops that take some time the session is over, and what hvd_mem_alloc gave is used for something else."""
     daemon.allow("rank-left", "job-stopped")
-    elements = (1 if "thread" in sanitized() else 16) << 20  # which ThreadSanitizer does in about the same time
+    elements, ops = (4 << 20, 6 if stopped else 3) if "thread" in sanitized() else (16 << 20, 3)  # which take some tenths of a second
     interrupted = turn = 0
     while turn < 3 or (stopped and not interrupted and turn < 6):
         elements <<= turn >= 3  # the stop has come too late
         more = {"dtype": "float32", "dims": [elements], "memory": "lasting", "reduce_op": "sum"}
         ranks = [daemon.rank() for _ in range(2)]
         open_job(ranks, f"stays{turn}")
-        for number in range(3):
+        for number in range(ops):
             ranks[1].submit("allreduce", f"big{number}", **more)
-        last = [ranks[0].submit("allreduce", f"big{number}", **more) for number in range(3)][-1]
+        last = [ranks[0].submit("allreduce", f"big{number}", **more) for number in range(ops)][-1]
         if stopped:
             assert daemon.ctl.run("job", "stop", f"stays{turn}").returncode == 0
             interrupted += not ranks[0].wait(last, 20).ok

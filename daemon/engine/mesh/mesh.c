@@ -320,6 +320,7 @@ static void fall(struct engine_mesh *mesh, int status, int32_t culprit, const ch
     HVI_LOG(HVI_LOG_WARN, "mesh", "job-broken", text, "job=%s node=%u status=%s", mesh->order->job,
             mesh->roster->here, hvi_status_name(status));
     spread(mesh, status, culprit, text);
+    mesh->broken_here = true;
     break_here(mesh, culprit, text);
 }
 
@@ -338,8 +339,10 @@ static void hear_of_break(struct engine_mesh *mesh, const struct hvi_mesh_broken
     bool news = is_news(mesh, status);
     if (news || mesh->roster->here != 0)
         tell_below(mesh, status, broken->culprit, broken->text);
-    if (news)
+    if (news) {
+        mesh->broken_here = false;
         break_here(mesh, broken->culprit, broken->text);
+    }
 }
 
 /* ---- receiving ---- */

@@ -46,6 +46,7 @@ struct engine_mesh {
     int32_t broken_culprit;
     char broken_text[HVI_TEXT_MAX + 1];
     bool broken_news;                   /* for calls->broken */
+    bool broken_here;                   /* no other node has said it */
     struct engine_root root;            /* of node 0 */
     uint64_t heard_for_all;             /* verdicts for all nodes that were carried out */
     struct engine_mesh_bundles bundles; /* reports on their way to the root */

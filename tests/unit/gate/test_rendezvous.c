@@ -798,6 +798,19 @@ START_TEST(a_node_that_begins_anew_and_does_not_register_again_is_lost)
 }
 END_TEST
 
+START_TEST(a_node_that_has_begun_anew_before_the_others_came_costs_them_nothing)
+{
+    bring(node_with(2, 2, RANKS(1)));
+    gate_rendezvous_anew(&meeting, 2, 100 * SECOND);
+    gate_rendezvous_register(&meeting, node_with(1, 2, RANKS(0)), 101 * SECOND);
+    gate_rendezvous_tick(&meeting, 104 * SECOND);
+    ck_assert_uint_eq(answer_count, 0);
+    bring(node_with(3, 2, RANKS(1)));
+    ck_assert_uint_eq(answer_count, 2);
+    ck_assert_int_eq(answers[0].status, HVI_OK);
+}
+END_TEST
+
 START_TEST(a_node_that_begins_anew_is_back_when_it_has_registered_again)
 {
     bring(node_with(1, 3, RANKS(0)));
@@ -963,6 +976,7 @@ int main(void)
     tcase_add_test(tcase, who_waits_alone_is_known_and_so_is_when_that_ends);
     tcase_add_test(tcase, the_rendezvous_own_node_is_named_by_the_address_that_others_know);
     tcase_add_test(tcase, a_node_that_begins_anew_and_does_not_register_again_is_lost);
+    tcase_add_test(tcase, a_node_that_has_begun_anew_before_the_others_came_costs_them_nothing);
     tcase_add_test(tcase, a_node_that_begins_anew_is_back_when_it_has_registered_again);
     tcase_add_test(tcase, a_node_that_is_back_in_time_was_never_missing);
     tcase_add_loop_test(tcase, no_job_meets_with_a_node_that_is_missing, 0, 2);

@@ -68,6 +68,19 @@ static int connect_stranger(void)
     return connect(fd, (const struct sockaddr *)&to, sizeof to) == 0 ? fd : -1;
 }
 
+/* All at once, of one address, and the other side is slow: some are cut off, and try again. */
+static int be_crowd(void)
+{
+    void *context = zmq_ctx_new(), *nodes[NODES];
+
+    for (int i = 0; i < NODES; i++)
+        nodes[i] = connect_node(context, i);
+    for (int i = 0; i < NODES; i++)
+        if (!is_answered(nodes[i]))
+            return 1;
+    return 0;
+}
+
 /* The exit status: which step has failed, 0: none. */
 static int be_peers(void)
 {
@@ -128,23 +141,35 @@ static void teardown(void)
     sd_event_unref(event);
 }
 
-START_TEST(strangers_that_come_and_go_beside_many_nodes_keep_none_out)
+static void serve(int (*be)(void), unsigned pause_us)
 {
     const uint64_t end_ns = hvi_deadline_after(PATIENCE);
     int status = 0;
     pid_t peers;
 
-    if (hvt_skip_if(FOR_THREADS, "ThreadSanitizer has no program that forks beside threads"))
-        return;
     peers = fork();
     if (peers == 0)
-        _exit(be_peers());
+        _exit(be());
+    usleep(pause_us);
     while (waitpid(peers, &status, WNOHANG) == 0) {
         ck_assert_msg(!hvi_deadline_passed(end_ns), "the peers do not come to their end");
         ck_assert_int_ge(sd_event_run(event, 5000), 0);
         gate_socket_tick(listening, hvi_clock_ns());
     }
     ck_assert_int_eq(status, 0);
+}
+
+START_TEST(strangers_that_come_and_go_beside_many_nodes_keep_none_out)
+{
+    if (!hvt_skip_if(FOR_THREADS, "ThreadSanitizer has no program that forks beside threads"))
+        serve(be_peers, 0);
+}
+END_TEST
+
+START_TEST(a_crowd_of_nodes_of_one_address_gets_in)
+{
+    if (!hvt_skip_if(FOR_THREADS, "ThreadSanitizer has no program that forks beside threads"))
+        serve(be_crowd, 200 * 1000);
 }
 END_TEST
 
@@ -211,6 +236,7 @@ int main(void)
     tcase_add_checked_fixture(tests, setup, teardown);
     tcase_add_test(tests, what_is_said_as_soon_as_a_connection_can_be_used_is_heard);
     tcase_add_test(tests, strangers_that_come_and_go_beside_many_nodes_keep_none_out);
+    tcase_add_test(tests, a_crowd_of_nodes_of_one_address_gets_in);
     suite_add_tcase(suite, tests);
     return hvt_run_suite(suite);
 }
