@@ -85,19 +85,11 @@ function(hvd_library name)
   target_link_libraries(${name} PUBLIC ${A_LINK})
 endfunction()
 
-# hvd_tell_sanitizers(target): what a sanitizer asks the program itself.
-function(hvd_tell_sanitizers target)
-  if(HVD_SANITIZE MATCHES address)
-    target_sources(${target} PRIVATE ${PROJECT_SOURCE_DIR}/tests/harness/leaks.c)
-  endif()
-endfunction()
-
 # hvd_program(name DEST dir sources... [LINK targets...]): a program, installed under DEST.
 function(hvd_program name)
   cmake_parse_arguments(A "" "DEST" "LINK" ${ARGN})
   add_executable(${name} ${A_UNPARSED_ARGUMENTS})
   target_link_libraries(${name} PRIVATE ${A_LINK})
-  hvd_tell_sanitizers(${name})
   install(TARGETS ${name} RUNTIME DESTINATION ${A_DEST} COMPONENT runtime)
 endfunction()
 
@@ -125,7 +117,6 @@ function(hvd_check_test name)
   set(target test_${A_LABEL}_${name})
   add_executable(${target} ${A_UNPARSED_ARGUMENTS})
   target_link_libraries(${target} PRIVATE ${A_LINK} PkgConfig::CHECK Threads::Threads)
-  hvd_tell_sanitizers(${target})
   if(HVD_SANITIZE) # either compiles in half the time
     target_compile_options(${target} PRIVATE -O0)
   else()
