@@ -10,8 +10,8 @@
  * A connection that has not shaken hands within 2 s is closed. libzmq does not bound how many there are: their
  * descriptors are counted here. A connection is a stranger until a message comes from it. While strangers take more than half of
  * their room, an address has 64 of them, and what comes beyond is cut off: nodes that come from there in a crowd try again.
- * With too many strangers of all addresses the socket stops listening until half of them have gone or spoken. Nodes stay for the time of their
- * jobs, and take no room from those that are still to come. A peer whose key is refused never tries again by
+ * With too many strangers of all addresses the socket stops listening until half of them have gone or spoken. Nodes stay for
+ * the time of their jobs, and take no room from those that are still to come. A peer whose key is refused never tries again by
  * itself; the one that joins starts anew.
  *
  * Of a name with addresses of both families libzmq tries the first IPv6 one alone, for ever. So a socket that joins by a name, and
@@ -71,7 +71,6 @@ struct gate_socket {
     char route[GATE_ROUTE_TEXT];
     unsigned char connections[GATE_DESCRIPTORS_MAX];    /* enum connection, by descriptor */
     char strangers[GATE_DESCRIPTORS_MAX][ADDRESS_ROOM]; /* their addresses; "": not known */
-    uint64_t origins[GATE_DESCRIPTORS_MAX];             /* of strangers: origin_of() */
     uint32_t counts[CUT + 1];                           /* of each kind of connection */
     bool deaf;                                          /* unbound: too many connections */
     unsigned rounds;                                    /* how often the sockets were opened */
@@ -366,58 +365,41 @@ static void read_address(int fd, char address_p[HVI_WIRE_NODE_ADDRESS])
                     NI_NUMERICHOST);
 }
 
-/* The peer's address as a number; 0: not known. */
-static uint64_t origin_of(int fd)
-{
-    union {
-        struct sockaddr any;
-        struct sockaddr_in four;
-        struct sockaddr_in6 six;
-    } peer;
-    socklen_t size = sizeof(peer);
-    uint64_t halves[2];
-
-    if (getpeername(fd, &peer.any, &size) != 0)
-        return 0;
-    if (peer.any.sa_family == AF_INET)
-        return peer.four.sin_addr.s_addr;
-    if (peer.any.sa_family != AF_INET6)
-        return 0;
-    memcpy(halves, &peer.six.sin6_addr, sizeof(halves));
-    return halves[0] * UINT64_C(0x9E3779B97F4A7C15) + halves[1];
-}
-
-static void note_stranger(struct gate_socket *socket, int fd)
+/* As it is kept in .strangers; "": not known. */
+static void read_stranger(int fd, char address_p[ADDRESS_ROOM])
 {
     char address[HVI_WIRE_NODE_ADDRESS];
 
-    if (fd < 0 || fd >= (int)GATE_DESCRIPTORS_MAX)
-        return;
     read_address(fd, address);
-    snprintf(socket->strangers[fd], ADDRESS_ROOM, "%.*s", ADDRESS_ROOM - 1, unmapped(address));
-    socket->origins[fd] = origin_of(fd);
+    snprintf(address_p, ADDRESS_ROOM, "%.*s", ADDRESS_ROOM - 1, unmapped(address));
 }
 
 /* How many strangers there are of an address. */
-static uint32_t count_origin(const struct gate_socket *socket, uint64_t origin)
+static uint32_t count_strangers(const struct gate_socket *socket, const char *address)
 {
     uint32_t count = 0;
 
     for (int fd = 0; fd < (int)GATE_DESCRIPTORS_MAX; fd++)
-        count += socket->connections[fd] == STRANGER && socket->origins[fd] == origin;
+        count += socket->connections[fd] == STRANGER && strcmp(socket->strangers[fd], address) == 0;
     return count;
 }
 
-/* A stranger has come. If libzmq has closed the descriptor, and has another one of that number by now, that is no stranger's of
- * this address. */
+/* A stranger has come. */
 static void cut_surplus(struct gate_socket *socket, int fd)
 {
-    if (!is_stranger(socket, fd) || socket->counts[STRANGER] <= STRANGERS_MAX / 2 ||
-        socket->origins[fd] == 0 || count_origin(socket, socket->origins[fd]) <= STRANGERS_EACH)
+    char now[ADDRESS_ROOM];
+    const char *address;
+
+    if (!is_stranger(socket, fd) || socket->counts[STRANGER] <= STRANGERS_MAX / 2)
+        return;
+    address = socket->strangers[fd];
+    if (address[0] == '\0' || count_strangers(socket, address) <= STRANGERS_EACH)
         return;
     log_refused(socket, "an address has too many connections to the mesh that say nothing",
-                socket->strangers[fd]);
-    if (origin_of(fd) == socket->origins[fd])
+                address);
+    /* libzmq may have closed it, and the descriptor may be another connection's by now. */
+    read_stranger(fd, now);
+    if (strcmp(now, address) == 0)
         shutdown(fd, SHUT_RDWR);
     count_connection(socket, fd, CUT);
 }
@@ -435,10 +417,10 @@ static void log_end(struct gate_socket *socket, int fd)
 
 static void accept_or_end(struct gate_socket *socket, uint16_t event, int32_t fd)
 {
-    if (event == ZMQ_EVENT_ACCEPTED)
-        note_stranger(socket, fd);
-    else
+    if (event != ZMQ_EVENT_ACCEPTED)
         log_end(socket, fd);
+    else if (fd >= 0 && fd < (int)GATE_DESCRIPTORS_MAX)
+        read_stranger(fd, socket->strangers[fd]);
     count_connection(socket, fd, event == ZMQ_EVENT_ACCEPTED ? STRANGER : NO_CONNECTION);
     cut_surplus(socket, fd);
     if (!socket->deaf && !has_room(socket, 1) && zmq_unbind(socket->main, socket->endpoint) == 0) {
