@@ -287,6 +287,11 @@ char hvi_process_state(pid_t pid)
     return error == 0 ? fields.state : '?';
 }
 
+bool hvi_process_lives(pid_t pid)
+{
+    return strchr("ZX?", hvi_process_state(pid)) == NULL;
+}
+
 const char *hvi_process_state_text(char state)
 {
     static const char *const texts[UCHAR_MAX + 1] = {

@@ -52,6 +52,8 @@ void hvi_process_describe(pid_t pid, pid_t own, char text_p[HVI_PROCESS_TEXT]);
 /* The state letter of /proc/PID/stat (R S D T Z ...), '?' if unreadable or if `pid` is 0, 'X' if there
  * is no such process. */
 char hvi_process_state(pid_t pid);
+/* Whether it is known to be there and no zombie. */
+bool hvi_process_lives(pid_t pid);
 /* "running", "sleeping", "in kernel", "stopped", "traced", "zombie", "gone", "idle"; "in an unknown
  * state" for any other letter. Constant strings. */
 const char *hvi_process_state_text(char state);

@@ -22,6 +22,7 @@
 
 #include "base/assert.h"
 #include "base/clock.h"
+#include "base/fate.h"
 #include "base/log.h"
 #include "base/status.h"
 
@@ -140,6 +141,18 @@ bool node_generation_lost(const struct node_generation *generation)
 bool node_generation_left(const struct node_generation *generation)
 {
     return generation->counts[NODE_SLOT_LEFT] > 0;
+}
+
+bool node_generation_awaited(const struct node_generation *generation)
+{
+    if (generation->counts[NODE_SLOT_ABSENT] == 0 || node_generation_lost(generation))
+        return false;
+    for (int32_t seat = 0; seat < generation->seats; seat++) {
+        const struct node_slot *slot = &generation->slots[seat];
+        if (slot->state == NODE_SLOT_LEFT && hvi_process_lives(slot->pid))
+            return true;
+    }
+    return false;
 }
 
 uint32_t node_jobs_sessions_of(const struct node_jobs *jobs, uid_t uid)

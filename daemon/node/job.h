@@ -119,6 +119,9 @@ int32_t node_generation_present(const struct node_generation *generation);
 /* True when somebody left, or somebody is lost or ended. */
 bool node_generation_lost(const struct node_generation *generation);
 bool node_generation_left(const struct node_generation *generation);
+/* True while ranks that are still to come begin with this one: a process that has left it lives, and may be in
+ * the next. */
+bool node_generation_awaited(const struct node_generation *generation);
 
 /* Moves a rank's slot, recounts, and moves the generation's state with it. False, with nothing changed,
  * for an edge or a slot that does not exist: the caller says whose fault that is. `pid` and `session` are

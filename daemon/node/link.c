@@ -172,8 +172,15 @@ void node_link_stop(struct node_engine *engine, const char *reason)
 
 static int on_linger(sd_event_source *source, uint64_t usec, void *user)
 {
+    struct node_engine *engine = user;
+    const struct node *node = engine->node;
+
     (void)source, (void)usec;
-    node_link_stop(user, "nobody is attached to the job");
+    if (node->phase == NODE_PHASE_RUNNING && node->config.engine_linger > 0 &&
+        node_generation_awaited(engine->generation))
+        node_link_presence(engine); /* once more */
+    else
+        node_link_stop(engine, "nobody is attached to the job");
     return 0;
 }
 

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from hvt import Status, arith, check_prompt, procs, sanitized, wait_until
+from hvt import Daemon, Status, arith, check_prompt, procs, sanitized, wait_until
 from hvt.job import Job
 from hvt.rank import open_job
 
@@ -54,6 +54,20 @@ def test_a_rank_that_reopens_early_waits_for_the_others_in_the_next_generation(d
     for rank, op in zip(ranks, [early, *others]):
         assert rank.outcome(op).ok
     wait_until(lambda: len(daemon.jobs()) == 1, "the old generation to end")
+
+
+def test_a_rank_that_comes_late_begins_where_the_others_have_begun():
+    with Daemon(options={"engine-linger": "50ms"}) as daemon:
+        early, late = daemon.rank(), daemon.rank()
+        early.open("late", 0, 2)
+        early.close()
+        time.sleep(0.4)  # nobody is attached for longer than that time
+        for rank, number in ((early, 0), (late, 1)):
+            rank.open("late", number, 2)
+        late.close()
+        late.open("late", 1, 2)
+        ops = [rank.submit("barrier", "met") for rank in (early, late)]
+        assert all(rank.outcome(op).ok for rank, op in zip((early, late), ops))
 
 
 def test_a_rank_that_leaves_fails_the_ops_that_wanted_it_and_the_others_can_meet_again(daemon):

@@ -177,11 +177,31 @@ void engine_liveness_told(struct engine_sessions *sessions, const struct hvi_eng
 
 /* ---- the engine's own end ---- */
 
+/* A rank that has left may be in the next generation already, and the ranks that are still to come
+ * begin with this one. */
+static bool one_that_left_lives(const struct engine_sessions *sessions)
+{
+    bool lives = false;
+
+    for (uint32_t seat = 0; seat < sessions->seats; seat++) {
+        const struct engine_rank *slot = &sessions->ranks[seat];
+        if (slot->state == ENGINE_RANK_LOST || slot->state == ENGINE_RANK_ENDED)
+            return false; /* nobody comes to this one any more */
+        lives = lives || (slot->state == ENGINE_RANK_LEFT && hvi_process_lives(slot->pid));
+    }
+    return lives;
+}
+
 static int on_linger(sd_event_source *source, uint64_t usec, void *user)
 {
     struct engine_sessions *sessions = user;
 
     (void)source, (void)usec;
+    if (one_that_left_lives(sessions)) {
+        sessions->linger_source = sd_event_source_disable_unref(sessions->linger_source);
+        engine_liveness_check_empty(sessions);
+        return 0;
+    }
     HVI_LOG(HVI_LOG_INFO, "liveness", "nobody-came", "nobody is attached any more",
             "job=%s generation=%llu", sessions->start->job,
             (unsigned long long)sessions->start->generation);

@@ -15,6 +15,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 static struct rig rig;
@@ -295,17 +296,69 @@ START_TEST(an_idle_hvdd_ends_by_itself_but_not_while_somebody_is_attached)
 }
 END_TEST
 
-START_TEST(a_job_that_nobody_is_attached_to_waits_for_the_linger_time)
+/* A process that attaches as rank 0 of two, leaves, says so, and ends when *gate_p is closed. */
+static pid_t leaver(int *gate_p)
 {
-    static const char *const linger[] = {"--private", "--engine-linger=200ms", NULL};
+    int ends[2];
+    char byte = 0;
 
-    rig_start(&rig, linger);
-    rig_detach(rig_join(&rig, "a", 0, 2));
-    ck_assert_int_eq(rig_engines(&rig), 1);
+    ck_assert_int_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+    const pid_t pid = fork();
+    ck_assert_int_ge(pid, 0);
+    if (pid == 0) {
+        close(ends[0]);
+        rig_detach(rig_join(&rig, "a", 0, 2));
+        _exit(write(ends[1], &byte, 1) == 1 && read(ends[1], &byte, 1) == 0 ? 0 : 1);
+    }
+    close(ends[1]);
+    ck_assert_int_eq(read(ends[0], &byte, 1), 1);
+    *gate_p = ends[0];
+    return pid;
+}
+
+static void expect_end(pid_t pid, int gate)
+{
+    int status;
+
+    close(gate);
+    ck_assert_int_eq(waitpid(pid, &status, 0), pid);
+    ck_assert_int_eq(status, 0);
+}
+
+static void expect_end_of_job(void)
+{
     rig_wait_engines(&rig, 0);
     rig_wait_log(&rig, "closing -> ended", 1);
     rig_kill(&rig, SIGTERM);
     ck_assert_int_eq(rig_wait(&rig), 0);
+}
+
+START_TEST(a_job_that_nobody_is_attached_to_waits_for_the_linger_time)
+{
+    static const char *const linger[] = {"--private", "--engine-linger=200ms", NULL};
+    int gate;
+
+    rig_start(&rig, linger);
+    const pid_t pid = leaver(&gate);
+    expect_end(pid, gate);
+    ck_assert_int_eq(rig_engines(&rig), 1);
+    expect_end_of_job();
+}
+END_TEST
+
+/* A rank that comes late begins with it, as those have that are in the next one by now. */
+START_TEST(a_job_that_somebody_has_left_waits_for_the_others_as_long_as_he_lives)
+{
+    static const char *const linger[] = {"--private", "--engine-linger=50ms", NULL};
+    struct pollfd nothing = {.fd = -1};
+    int gate;
+
+    rig_start(&rig, linger);
+    const pid_t pid = leaver(&gate);
+    poll(&nothing, 1, 400); /* the time under test, not a wait for something */
+    ck_assert_int_eq(rig_engines(&rig), 1);
+    expect_end(pid, gate);
+    expect_end_of_job();
 }
 END_TEST
 
@@ -695,6 +748,7 @@ int main(void)
     tcase_add_test(tcase, what_its_parent_says_of_another_host_is_heard_and_ends_nothing);
     tcase_add_test(tcase, an_idle_hvdd_ends_by_itself_but_not_while_somebody_is_attached);
     tcase_add_test(tcase, a_job_that_nobody_is_attached_to_waits_for_the_linger_time);
+    tcase_add_test(tcase, a_job_that_somebody_has_left_waits_for_the_others_as_long_as_he_lives);
     tcase_add_test(tcase, jobs_outlive_hvdd_and_the_next_one_knows_them);
     tcase_add_test(
         tcase,
