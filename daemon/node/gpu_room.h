@@ -105,6 +105,8 @@ int node_worker_send(struct node_worker *worker, const struct hvi_gpu_msg *msg, 
                      uint32_t fd_count);
 /* What has come over its link. Afterwards worker->io is NULL if the link has ended. */
 void node_worker_read(struct node_worker *worker);
+/* Its unit has started no worker that hvdd knows: the row goes. It is invalid afterwards. */
+void node_worker_unmet(struct node_worker *worker);
 /* These return a negative errno, or 0 and more. */
 int node_worker_watch_link(struct node_worker *worker);
 int node_worker_watch_child(struct node_worker *worker);

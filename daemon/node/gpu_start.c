@@ -26,6 +26,10 @@ static int on_late(sd_event_source *source, uint64_t usec, void *user)
 
     (void)source, (void)usec;
     node_worker_read(worker); /* what it has said already counts */
+    if (worker->pidfd < 0) {
+        node_worker_unmet(worker);
+        return 0;
+    }
     if (worker->state != NODE_WORKER_STARTING)
         return 0;
     snprintf(why, sizeof(why), "it has not started in gpu-start; last step: %s",

@@ -126,6 +126,8 @@ static bool meet(struct node_worker *worker, const struct hvi_packet *packet)
 {
     char text[160];
 
+    if (worker->state != NODE_WORKER_STARTING)
+        return false; /* hvdd has given it up */
     worker->pidfd = node_unit_meet(packet, worker->link_fd, "hvdd-gpu", text, sizeof(text));
     worker->pid = worker->pidfd < 0 ? 0 : packet->sender_pid;
     if (worker->pidfd >= 0 && node_worker_watch_stranger(worker) < 0) {
@@ -166,6 +168,11 @@ void node_worker_read(struct node_worker *worker)
     }
 }
 
+void node_worker_unmet(struct node_worker *worker)
+{
+    node_worker_gone(worker, UNMET);
+}
+
 static int on_link(sd_event_source *source, int fd, uint32_t events, void *user)
 {
     struct node_worker *worker = user;
@@ -173,7 +180,7 @@ static int on_link(sd_event_source *source, int fd, uint32_t events, void *user)
     (void)source, (void)fd, (void)events;
     node_worker_read(worker);
     if (worker->io == NULL && worker->pidfd < 0)
-        node_worker_gone(worker, UNMET);
+        node_worker_unmet(worker);
     return 0;
 }
 

@@ -156,18 +156,20 @@ void node_worker_free(struct node_worker *worker)
     free(worker);
 }
 
-/* "GPU-...: its worker (pid 7) was killed by signal 9 (SIGKILL)" */
+/* "GPU-...: its worker (pid 7) was killed by signal 9 (SIGKILL)"; "GPU-...: its worker did not start (...)" */
 static void describe_end(const struct node_worker *worker, const char *fate, char *text_p,
                          size_t text_size)
 {
+    const bool was_ended = worker->why[0] != '\0';
+    char pid[24] = "";
+
+    if (worker->pid != 0)
+        snprintf(pid, sizeof(pid), " (pid %d)", (int)worker->pid);
     if (worker->failed)
         snprintf(text_p, text_size, "%s: %s", worker->name, worker->why);
-    else if (worker->why[0] != '\0')
-        snprintf(text_p, text_size, "%s: its worker (pid %d) was ended by hvdd: %s", worker->name,
-                 (int)worker->pid, worker->why);
     else
-        snprintf(text_p, text_size, "%s: its worker (pid %d) %s", worker->name, (int)worker->pid,
-                 fate);
+        snprintf(text_p, text_size, "%s: its worker%s %s%s", worker->name, pid,
+                 was_ended ? "was ended by hvdd: " : "", was_ended ? worker->why : fate);
 }
 
 void node_worker_gone(struct node_worker *worker, const char *fate)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""hvdd with units for its engines and its gate, as hvdd.service has them."""
+"""hvdd with units for its engines, its gate and its workers of GPUs, as hvdd.service has them."""
 import os
 import pathlib
 import signal
@@ -12,14 +12,17 @@ from typing import Any
 
 import pytest
 
-from hvt import SERVICE, Daemon, Status, as_service, check_prompt, new_keys, procs, wait_until
+from hvt import SERVICE, Daemon, Status, arith, as_service, check_prompt, new_keys, procs, wait_until
 from hvt.build import program, program_for_strangers, scaled
+from hvt.daemon import being
 from hvt.job import Job
 from hvt.namespaces import NEW_NET, Inside
 from hvt.nodes import missing
 from hvt.rank import Outcome, Rank
-from hvt.units import ACTIVATE, UnitDaemon
+from hvt.units import ACTIVATE, GpuUnitDaemon, UnitDaemon
 
+INT32 = arith.DTYPES["int32"]
+ON_GPU = {"dtype": "int32", "dims": [2], "reduce_op": "sum", "memory": "device", "gpu": 0}  # an allreduce there
 pytestmark = pytest.mark.skipif(not ACTIVATE, reason="systemd-socket-activate is not installed")
 
 
@@ -111,77 +114,163 @@ def test_a_job_outlives_hvdd_and_the_gate_does_not(daemon):
 
 
 def test_a_stop_ends_engines_and_ranks_are_told():
-    with UnitDaemon(options={"drain-timeout": "0"}) as daemon:
-        daemon.allow("job-stopped", "session-ended", "rank-ended")
-        job = Job(daemon, 2)
+    """Also while the unit of a worker is silent."""
+    with GpuUnitDaemon("devices=1", programs={"gpu": ["sleep", "60"]}, options={"drain-timeout": "0"}) as daemon:
+        daemon.allow("job-stopped", "session-ended", "rank-ended", "worker-killed", "worker-ended")
+        job, waiting = Job(daemon, 2), Job(daemon, 1).ranks[0]
         engine, gate = daemon.engines()[0], wait_until(daemon.gate, "the gate to run")
         op = job.ranks[0].submit("barrier", "b")
         job.ranks[0].post_wait(op)
+        waiting.post_submit("allreduce", "unmet", **ON_GPU)
+        wait_until(lambda: [row["state"] for row in daemon.ctl.json("gpus")["gpus"]] == ["starting"], "the worker's unit to be asked")
         began_ns = time.monotonic_ns()
         assert daemon.terminate() == 0
         check_prompt("hvdd ended", time.monotonic_ns() - began_ns, 5_100_000_000)
         outcome = job.ranks[0].collect_outcome()
         assert outcome.status == Status.ERR_JOB_STOPPED and "shuts down" in outcome.text, outcome
         assert procs.state(engine) in "ZX" and procs.state(gate) in "ZX"
+        assert not waiting.collect_outcome().ok
+        daemon.stop_unit("gpu")
+
+
+# ---- workers of GPUs ----
+
+
+def reduce_on_gpu(job: Job) -> list[int]:
+    """An allreduce, which a worker does; the pids of the job's workers."""
+    inputs = [arith.pack(INT32, [rank + 1, 7]) for rank in range(job.size)]
+    for outcome in job.run("allreduce", data=inputs, **ON_GPU):
+        assert outcome.ok and outcome.data == arith.allreduce(INT32, "sum", inputs), outcome
+    return pids_of_workers(job)
+
+
+def pids_of_workers(job: Job) -> list[int]:
+    return [row["pid"] for row in job.daemon.ctl.json("gpus")["gpus"] if row["job"] == job.name and row["state"] == "up"]
+
+
+@pytest.fixture(name="gpu_daemon")
+def _gpu_daemon():
+    with GpuUnitDaemon("devices=1") as running:
+        yield running
+
+
+def test_ranks_are_told_of_a_killed_worker_of_a_unit_and_how_it_died(gpu_daemon):
+    daemon = gpu_daemon
+    daemon.allow("worker-lost", "worker-state")
+    job = Job(daemon, 2)
+    worker, = reduce_on_gpu(job)
+    assert daemon.started("gpu") == [worker] and procs.children(daemon.pid) == []
+    daemon.expect_line("worker-started", f"pid={worker}")
+    op = job.ranks[0].submit("allreduce", "lone", **ON_GPU)
+    job.ranks[0].post_wait(op)
+    at_ns = time.monotonic_ns()
+    os.kill(worker, signal.SIGKILL)
+    outcome = job.ranks[0].collect_outcome()
+    assert outcome.status == Status.ERR_WORKER_LOST and f"(pid {worker}) was killed by signal 9" in outcome.text, outcome
+    check_prompt("the rank was told", outcome.at_ns - at_ns, 100_000_000)
+    daemon.expect_line("worker-ended", "SIGKILL")
+    job.close()
+    assert reduce_on_gpu(Job(daemon, 2, name=job.name)) not in ([], [worker])
+
+
+def test_a_new_hvdd_finds_the_worker_of_a_unit_and_gets_further_ones(gpu_daemon):
+    daemon = gpu_daemon
+    daemon.allow("no-hvdd")
+    job = Job(daemon, 2)
+    worker, = reduce_on_gpu(job)
+    daemon.kill()
+    assert all(outcome.ok for outcome in job.run("allreduce", data=[bytes(8)] * 2, **ON_GPU))
+    daemon.start()
+    ready_ns = time.monotonic_ns()
+    wait_until(lambda: pids_of_workers(job) == [worker], "the worker to be back")
+    check_prompt("the new hvdd knew of the worker", time.monotonic_ns() - ready_ns, 350_000_000)
+    assert reduce_on_gpu(job) == [worker]
+    assert {worker, *reduce_on_gpu(Job(daemon, 1))} == set(daemon.started("gpu"))
 
 
 # ---- units that do not do what they should ----
 
 
-def refused(daemon: UnitDaemon, timeout_s: float = 5) -> str:
-    """What a rank is told, a second after attach-timeout at the latest."""
-    rank = daemon.rank()
+def refused(daemon: UnitDaemon, unit: str, timeout_s: float = 5) -> str:
+    """What a rank is told that needs a program of this unit, a second after attach-timeout or gpu-start at the latest. Nothing of
+    the refused program is left."""
+    job = Job(daemon, 1) if unit == "gpu" else None
+    rank = job.ranks[0] if job else daemon.rank()
     began_ns = time.monotonic_ns()
-    outcome = rank.try_open("a", 0, 1)
+    outcome = rank.try_submit("allreduce", "refused", **ON_GPU) if job else rank.try_open("a", 0, 1)
     check_prompt("the rank was told", time.monotonic_ns() - began_ns - round(timeout_s * 1e9), 1_000_000_000)
-    assert outcome.status == Status.ERR_DAEMON, outcome
-    daemon.allow("attach-refused", "engine-killed")  # the latter where it had ended before it was told what to do
-    assert not daemon.jobs()
+    if job:
+        daemon.allow("memory-refused")
+        assert outcome.status == Status.ERR_UNSUPPORTED and not daemon.ctl.json("gpus")["gpus"], outcome
+        job.check_usable()
+        job.close()
+    else:
+        daemon.allow("attach-refused", "engine-killed")  # the latter where it had ended before it was told what to do
+        assert outcome.status == Status.ERR_DAEMON and not daemon.jobs(), outcome
     return outcome.text
 
 
-def test_a_unit_that_is_not_there_is_named():
-    with UnitDaemon(without=["engine"]) as daemon:
-        text = refused(daemon)
-        assert str(daemon.socket("engine")) in text and "No such file" in text, text
-        daemon.expect_line("no-engine", "No such file")
-        daemon.start_unit("engine")
-        Job(daemon, 1).check_usable()
+def check_served(daemon: UnitDaemon, unit: str) -> None:
+    """A job has what the unit starts."""
+    job = Job(daemon, 1)
+    job.check_usable()
+    if unit == "gpu":
+        assert reduce_on_gpu(job) == daemon.started("gpu")
+
+
+@pytest.mark.parametrize("unit", ["engine", "gpu"])
+def test_a_unit_that_is_not_there_is_named(unit):
+    with GpuUnitDaemon("devices=1", without=[unit]) as daemon:
+        text = refused(daemon, unit)
+        assert str(daemon.socket(unit)) in text and "No such file" in text, text
+        daemon.expect_line({"engine": "no-engine", "gpu": "worker-refused"}[unit], "No such file")
+        daemon.start_unit(unit)
+        check_served(daemon, unit)
 
 
 @pytest.mark.parametrize("command", [["false"], ["sleep", "60"], ["sh", "-c", "exec 3>&-; exec sleep 60"]],
                          ids=["ends at once", "is silent", "closes the connection"])
-def test_an_engine_that_its_unit_cannot_start_is_an_error_that_says_where_to_look(command):
-    with UnitDaemon(programs={"engine": command}, options={"attach-timeout": f"{scaled(0.4)}s"}) as daemon:
-        assert "journalctl -u hvdd-engine.socket -u 'hvdd-engine@*'" in refused(daemon, scaled(0.4))
-        daemon.expect_line("engine-ended", "did not start")
-        daemon.stop_unit("engine")
+@pytest.mark.parametrize("unit", ["engine", "gpu"])
+def test_a_program_that_its_unit_cannot_start_is_an_error_that_says_where_to_look(unit, command):
+    option = {"engine": "attach-timeout", "gpu": "gpu-start"}[unit]
+    with GpuUnitDaemon("devices=1", programs={unit: command}, options={option: f"{scaled(0.4)}s"}) as daemon:
+        assert f"did not start (`journalctl -u hvdd-{unit}.socket -u 'hvdd-{unit}@*'" in refused(daemon, unit, scaled(0.4))
+        daemon.expect_line({"engine": "engine-ended", "gpu": "worker-ended"}[unit], "did not start")
+        daemon.stop_unit(unit)
 
 
-@pytest.mark.parametrize("unit", ["engine", "gate"])
+@pytest.mark.parametrize("unit", ["engine", "gate", "gpu"])
 def test_a_unit_that_starts_something_else_is_named(unit):
     says = f"printf 'hvdd-{unit}, protocol 0' >&3; exec sleep 60"
-    with UnitDaemon() as daemon:
-        daemon.allow("engine-ended", "gate-killed", "gate-ended", "no-gate", "attach-refused")
+    with GpuUnitDaemon("devices=1") as daemon:
+        daemon.allow("engine-ended", "gate-killed", "gate-ended", "no-gate", "attach-refused", "worker-ended")
         daemon.stop_unit(unit)
         daemon.start_unit(unit, ["sh", "-c", says])
-        if unit == "engine":
-            assert "journalctl" in refused(daemon)
+        if unit != "gate":
+            assert "journalctl" in refused(daemon, unit)
         daemon.expect_line(f"bad-{unit}-unit", f"no hvdd-{unit} of this version")
         daemon.stop_unit(unit)
         daemon.start_unit(unit)
-        Job(daemon, 1).check_usable()
+        check_served(daemon, unit)
 
 
-def test_an_engine_of_another_user_serves_no_hvdd():
+@pytest.mark.parametrize("unit", ["engine", "gpu"])
+def test_a_program_of_another_user_serves_no_hvdd(unit):
+    """And hvdd sends nothing to a socket at which another user listens."""
     if os.geteuid() != 0:
         pytest.skip("only root can be two users")
-    engine, environment = program_for_strangers("hvdd-engine", {})
-    as_another = ["setpriv", f"--reuid={SERVICE}", f"--regid={SERVICE}", "--clear-groups", engine]
-    with UnitDaemon(programs={"engine": as_another}, unit_settings=environment) as daemon:
-        assert "journalctl" in refused(daemon)
-        daemon.allow("engine-ended")
+    name, environment = program_for_strangers(f"hvdd-{unit}", {})
+    as_another = ["setpriv", f"--reuid={SERVICE}", f"--regid={SERVICE}", "--clear-groups", name]
+    with GpuUnitDaemon("devices=1", programs={unit: as_another}, unit_settings=environment) as daemon:
+        assert "journalctl" in refused(daemon, unit)
+        daemon.allow("engine-ended", "worker-ended", "no-engine", "worker-refused")
         daemon.expect_line("no-start")
+        daemon.stop_unit(unit)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(str(daemon.socket(unit)))
+            with being(SERVICE):
+                listener.listen()
+            assert "Operation not permitted" in refused(daemon, unit)
 
 
 def test_hvdd_asks_for_a_gate_until_there_is_one(daemon):

@@ -6,6 +6,7 @@
 #include "base/uuid.h"
 #include "daemon/node/gpu_room.h"
 #include "daemon/node/node.h"
+#include "proto/packet.h"
 #include "shm/fence.h"
 #include "tests/unit/hvt_log.h"
 #include "tests/unit/hvt_main.h"
@@ -16,6 +17,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #define PATIENCE_NS (20 * HVI_NS_SEC)
@@ -869,6 +871,72 @@ START_TEST(a_worker_is_not_taken_back_that)
 }
 END_TEST
 
+/* ---- started by a unit ---- */
+
+/* hvdd asks for a worker of job "up" at the socket of a unit, which is the test: the end of the unit's program. */
+static int start_by_unit(void)
+{
+    const int listener = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    char folder[] = "/tmp/hvt-unit-XXXXXX";
+
+    ck_assert_ptr_nonnull(mkdtemp(folder));
+    snprintf(address.sun_path, sizeof(address.sun_path), "%s/gpu.sock", folder);
+    snprintf(config.gpu_socket, sizeof(config.gpu_socket), "%s", address.sun_path);
+    ck_assert_int_eq(bind(listener, (struct sockaddr *)&address, sizeof(address)), 0);
+    ck_assert_int_eq(listen(listener, 1), 0);
+    want(0, "up", 1);
+    const int program_fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+    ck_assert_int_ge(program_fd, 0);
+    close(listener);
+    unlink(address.sun_path);
+    rmdir(folder);
+    return program_fd;
+}
+
+static void introduce(int program_fd, uint32_t protocol)
+{
+    char text[64];
+    const int length = snprintf(text, sizeof(text), "hvdd-gpu, protocol %u", protocol);
+
+    ck_assert_int_eq(hvi_packet_send(program_fd, text, (size_t)length, NULL, 0, 0), HVI_OK);
+}
+
+/* When gpu-start is over, hvdd has not read yet: 0: the word of another program; 1: the end of the link; 2: nothing has come. */
+START_TEST(a_unit_that_has_started_no_worker_in_time_is_an_answer_that_says_where_to_look)
+{
+    const int program_fd = start_by_unit();
+
+    ck_assert_int_ge(sd_event_source_set_priority(gpu.workers->io, SD_EVENT_PRIORITY_IDLE), 0);
+    if (_i == 0)
+        introduce(program_fd, HVI_PROTOCOL_VERSION + 1);
+    if (_i == 1)
+        shutdown(program_fd, SHUT_RDWR);
+    ck_assert_int_ge(sd_event_source_set_time_relative(gpu.workers->timer, 0), 0);
+    expect_text(expect(0, 0, 1, HVI_ERR_WORKER_LOST),
+                "its worker did not start (`journalctl -u hvdd-gpu.socket");
+    ck_assert_ptr_null(gpu.workers);
+    ck_assert_int_eq(empties, 1);
+    ck_assert_int_eq(hvt_log_count("bad-gpu-unit"), _i == 0);
+    close(program_fd);
+}
+END_TEST
+
+START_TEST(hvdd_stops_before_it_has_heard_of_a_units_worker)
+{
+    const int program_fd = start_by_unit();
+
+    introduce(program_fd, HVI_PROTOCOL_VERSION);
+    node_gpu_stop_all(&gpu, "hvdd shuts down");
+    expect_text(expect(0, 0, 1, HVI_ERR_WORKER_LOST),
+                "its worker was ended by hvdd: hvdd shuts down");
+    ck_assert_ptr_null(gpu.workers);
+    ck_assert_int_eq(empties, 1);
+    ck_assert_int_eq(hvt_log_count("bad-gpu-unit"), 0); /* its unit is a good one */
+    close(program_fd);
+}
+END_TEST
+
 START_TEST(hvdd_ends_all_workers_and_starts_no_more)
 {
     want(0, "up", 1);
@@ -1003,6 +1071,10 @@ int main(void)
     tcase_add_test(tcase, a_worker_that_may_not_be_idle_waits_for_its_engines_all_the_same);
     tcase_add_test(tcase, a_worker_that_came_back_serves_the_next_engine);
     tcase_add_loop_test(tcase, a_worker_is_not_taken_back_that, 0, 6);
+    tcase_add_loop_test(
+        tcase, a_unit_that_has_started_no_worker_in_time_is_an_answer_that_says_where_to_look, 0,
+        3);
+    tcase_add_test(tcase, hvdd_stops_before_it_has_heard_of_a_units_worker);
     tcase_add_test(tcase, hvdd_ends_all_workers_and_starts_no_more);
     tcase_add_test(tcase, fences_are_poisoned_with_their_engine);
     tcase_add_loop_test(tcase, the_words_of_an_engine_that_has_gone_wait_for_its_worker, 0, 2);
