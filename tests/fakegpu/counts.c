@@ -20,7 +20,8 @@ static void open_file(void)
     if (prefix == NULL)
         return;
     snprintf(path, sizeof(path), "%s%d", prefix, (int)getpid());
-    const int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600); /* libcuda and libnccl, either first */
+    const int fd =
+        open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600); /* libcuda and libnccl, either first */
     if (fd < 0 || ftruncate(fd, sizeof(own)) != 0)
         fake_blame("no counts in %s", path);
     void *mapped = mmap(NULL, sizeof(own), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);

@@ -30,8 +30,7 @@ static void open_counts(int gpu)
 {
     char path[100];
 
-    snprintf(path, sizeof(path), "/tmp/hvt-counts-%d-%d", (int)getpid(),
-             (int)hvt_workers[gpu].pid);
+    snprintf(path, sizeof(path), "/tmp/hvt-counts-%d-%d", (int)getpid(), (int)hvt_workers[gpu].pid);
     count_fds[gpu] = open(path, O_RDONLY | O_CLOEXEC);
     ck_assert_msg(count_fds[gpu] >= 0, "%s", path);
     unlink(path);

@@ -227,7 +227,8 @@ static void small_works(uint32_t works)
     expect_done();
 }
 
-/* ADR 0020 counts them: a wait and what it writes in the end are two memory operations; a look at `skip` is a kernel. */
+/* ADR 0020 counts them: a wait and what it writes in the end are two memory operations; a look at `skip` is a kernel,
+ * before the first one of many blocks and before the first of these behind NCCL. */
 START_TEST(two_gpus_are_asked_for_what_was_predicted)
 {
     const struct hvi_device_work large = hvt_job_work(HVI_KIND_ALLREDUCE, 1, LARGE);
@@ -255,7 +256,7 @@ START_TEST(a_gpu_with_several_ranks_is_asked_for_what_was_predicted)
     open_gates();
     expect_done();
     for (int gpu = 0; gpu < 2; gpu++)
-        expect_asked(gpu, 3, 2, 1);
+        expect_asked(gpu, 4, 2, 1);
 }
 END_TEST
 
