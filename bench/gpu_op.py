@@ -21,6 +21,10 @@ HERE = pathlib.Path(__file__).resolve().parent
 MODES = {  # name: arguments of gpu_op
     "alone": [],
     "alone-stream": ["--stream"],
+    "four": ["--outstanding", "4"],
+    "four-stream": ["--outstanding", "4", "--stream"],
+    "sixteen": ["--outstanding", "16"],
+    "sixteen-stream": ["--outstanding", "16", "--stream"],
     "many": ["--outstanding", "64"],
     "many-stream": ["--outstanding", "64", "--stream"],
 }

@@ -5,6 +5,7 @@
  * Rules. A kernel that is not there: 500. A grid or a block of nothing, or of more than 1024 threads: an error (cuda.h). A first
  * launch loads its library, EAGER or not, and may wait for all streams (section 2.4; sync=). Memory that is not there, not the
  * device's or too short is an illegal address, which stays (cuda.h; P9). */
+#include "tests/fakegpu/counts.h"
 #include "tests/fakegpu/stream.h"
 
 #include "base/types.h"
@@ -247,6 +248,7 @@ int cu_launch(hvi_cu_kernel kernel, unsigned grid_x, unsigned grid_y, unsigned g
     const size_t bytes = take_arguments(kernel, arguments, launch.arguments);
     if (!own_spans(kernel->name, launch.arguments, &spans))
         guess_spans(launch.arguments, bytes, &spans);
+    atomic_fetch_add(&fake_counts()->launches, 1);
     return fake_enqueue_kernel(stream, run_launch, &launch,
                                offsetof(struct launch, arguments) + bytes, spans.span, spans.count);
 }

@@ -6,6 +6,7 @@
  * is neither the device's nor registered is an error, so is one that is not aligned (cuda.h). Fewer than 256 operations in one call
  * (cuda.h), and no flags: of the second version of these calls cuda.h says that it has no NO_MEMORY_BARRIER, and an H100's driver
  * refuses it. In a capturing stream they are a fault of the test (section 2.5). Without the device's attribute: NOT_SUPPORTED. */
+#include "tests/fakegpu/counts.h"
 #include "tests/fakegpu/stream.h"
 
 #include <pthread.h>
@@ -195,6 +196,7 @@ int cu_memops(hvi_cu_stream stream, unsigned count, union hvi_cu_memop *ops, uns
         all->ops[i] = ops[i];
         spans[i] = (struct fakegpu_span){ops[i].op.address, 8};
     }
+    atomic_fetch_add(&fake_counts()->memops, 1);
     return enqueue(stream, all, spans, count);
 }
 

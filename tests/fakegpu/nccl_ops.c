@@ -2,6 +2,7 @@
  * What ops do. A collective goes in rounds: each rank puts a piece into its stage, all meet, each takes what is its own from the
  * stages, all meet again. Sums are those of reduce/, in the order of ranks; minimum and maximum lose NaNs, as
  * NCCL's. A send is a letter for each 64 KiB, in a box that each pair of ranks has. */
+#include "tests/fakegpu/counts.h"
 #include "tests/fakegpu/nccl_fake.h"
 
 #include "base/types.h"
@@ -330,6 +331,7 @@ void fake_nccl_run(void *data)
         if (!fake_nccl_wait(comm, &round))
             break;
     }
+    atomic_fetch_add(&fake_counts()->nccl, 1);
     if (!atomic_load(&comm->is_aborted)) {
         if (batch->ops[0].kind == SEND || batch->ops[0].kind == RECEIVE)
             run_letters(batch);

@@ -27,6 +27,7 @@
  * | free=keeps | | freeing memory that another process has open is no fault of the test (P3's expected answer) |
  * | ranges=block | | the address range of an opened handle is that of a block around it (P2) |
  * | connect=first | | the first op of a communicator, or its group, waits in its call for all ranks (NCCL 2.22) |
+ * | counts=PREFIX | nowhere | where a process counts what it asks for (counts.h) |
  * | meet=FOLDER | /dev/shm | where ranks of NCCL meet; one that all fake nodes see |
  *
  * | FAKEGPU_FAULT | |

@@ -452,6 +452,7 @@ def test_the_cpu_time_of_an_op_on_a_gpu_is_told_by_thread():
     ours = {"gpu_op/gpu_op", "hvdd-engine/hvdd-engine", "hvdd-gpu/hvd-launch"}
     assert all(row["cpu_us"][key] > 0 for key in ours | {"hvdd-gpu/fakegpu"})
     assert sum(row["cpu_us"][key] for key in ours) <= row["cpu_sum_us"] + 0.01 <= sum(row["cpu_us"].values())
+    assert sum(row["switches"][key] for key in ours) <= 1, "of 64 ops in flight each one is waited for (ADR 0036)"
 
 
 @pytest.mark.skipif(bool(sanitized()), reason="its figures are of a plain build")

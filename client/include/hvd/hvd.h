@@ -149,7 +149,9 @@ struct hvd_op;      /* one submitted op, from submission to hvd_op_free */
  * a scalar (one element). A dimension of 0 is legal; data may then be NULL.
  *   Memory of a device is made known to the engine at its first use, by allocation: that blocks, 35 s at
  * most, because the first one of a GPU starts hvdd's worker for it. All tensors of an op lie on one device
- * or on the host. Where hvdd has no worker for the GPU: HVD_ERR_UNSUPPORTED, with what is missing. */
+ * or on the host. Where hvdd has no worker for the GPU: HVD_ERR_UNSUPPORTED, with what is missing. There `out`
+ * must be given (HVD_ERR_UNSUPPORTED: the library provides no memory of devices for results), and data is a
+ * multiple of the element's bytes (HVD_ERR_INVALID). */
 struct hvd_tensor {
     void *data;
     enum hvd_dtype dtype;

@@ -3,12 +3,16 @@
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "tests/fakegpu/counts.h"
 #include "tests/fakegpu/hvt_fakegpu.h"
+
+#include <fcntl.h>
 
 struct hvt_worker hvt_workers[HVT_GPUS];
 struct hvt_rank hvt_ranks[HVT_RANKS];
 
 static hvi_cu_context contexts[HVT_GPUS];
+static int count_fds[HVT_GPUS];
 
 static void open_driver(int gpus)
 {
@@ -21,11 +25,25 @@ static void open_driver(int gpus)
     }
 }
 
+/* A worker has launched by now. The file has no name then, so nothing is left. */
+static void open_counts(int gpu)
+{
+    char path[100];
+
+    snprintf(path, sizeof(path), "/tmp/hvt-counts-%d-%d", (int)getpid(), (int)hvt_workers[gpu].pid);
+    count_fds[gpu] = open(path, O_RDONLY | O_CLOEXEC);
+    ck_assert_msg(count_fds[gpu] >= 0, "%s", path);
+    unlink(path);
+}
+
 void hvt_job_start(int gpus, const char *fault, const struct hvt_worker_wish *wish)
 {
-    char fake[100];
+    char fake[150], counts[50] = "";
 
-    snprintf(fake, sizeof(fake), "devices=%d%s", gpus, wish->fake != NULL ? wish->fake : "");
+    if (wish->counts)
+        snprintf(counts, sizeof(counts), ";counts=/tmp/hvt-counts-%d-", (int)getpid());
+    snprintf(fake, sizeof(fake), "devices=%d%s%s", gpus, wish->fake != NULL ? wish->fake : "",
+             counts);
     setenv("FAKEGPU", fake, 1);
     setenv("FAKEGPU_FAULT", fault, 1);
     for (int i = 0; i < gpus; i++)
@@ -35,6 +53,21 @@ void hvt_job_start(int gpus, const char *fault, const struct hvt_worker_wish *wi
         hvt_engine_open(&hvt_workers[i]);
     }
     open_driver(gpus);
+    for (int i = 0; i < gpus && wish->counts; i++)
+        open_counts(i);
+}
+
+struct hvt_asked hvt_job_asked(int gpu)
+{
+    static struct hvt_asked before[HVT_GPUS];
+    struct fakegpu_counts counts;
+    const struct hvt_asked was = before[gpu];
+
+    ck_assert_int_eq(pread(count_fds[gpu], &counts, sizeof(counts), 0), sizeof(counts));
+    before[gpu] = (struct hvt_asked){atomic_load(&counts.launches), atomic_load(&counts.memops),
+                                     atomic_load(&counts.nccl)};
+    return (struct hvt_asked){before[gpu].kernels - was.kernels, before[gpu].memops - was.memops,
+                              before[gpu].nccl - was.nccl};
 }
 
 void hvt_job_attach(uint32_t number, int gpu)

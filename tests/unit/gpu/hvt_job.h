@@ -30,6 +30,12 @@ void hvt_job_start(int gpus, const char *fault, const struct hvt_worker_wish *wi
 void hvt_job_attach(uint32_t rank, int gpu);
 void hvt_job_end(void);
 
+/* What a worker has asked of the driver and of NCCL since the last time that the test has asked so. */
+struct hvt_asked {
+    uint64_t kernels, memops, nccl;
+};
+struct hvt_asked hvt_job_asked(int gpu);
+
 void *hvt_job_in(uint32_t rank);
 void *hvt_job_out(uint32_t rank);
 /* Element i of rank r becomes r * 1000 + i % 997, in float32, which adds that without rounding; outputs are untouched. */

@@ -35,6 +35,7 @@ struct hvt_worker_wish {
     uint64_t call_ns, comm_ns;
     const char *uuid; /* NULL: that of the GPU */
     const char *fake; /* more for FAKEGPU; NULL: nothing */
+    bool counts;      /* hvt_job_asked is to know */
     const char *attach_path;
 };
 

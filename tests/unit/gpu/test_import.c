@@ -490,6 +490,23 @@ START_TEST(an_address_that_was_freed_and_allocated_again_is_opened_again)
 }
 END_TEST
 
+/* The kernel gives a process number out again: the start tells them apart. */
+START_TEST(another_process_of_the_same_number_has_an_import_of_its_own)
+{
+    const struct exported memory = allocate(), later = allocate();
+    struct hvi_gpu_import said = ask(2, 2, &later);
+
+    add(0, 1, 1, &memory);
+    expect(0, 0, 1, HVI_OK);
+    said.process_start = 2; /* with another handle, of what has the same address and number there */
+    said.memory.address = memory.address;
+    said.memory.buffer_id = memory.buffer_id;
+    ck_assert(import(1, &said, NULL, 0));
+    expect(1, 1, 2, HVI_OK);
+    ck_assert_uint_eq(imports.count, 2);
+}
+END_TEST
+
 /* ---- closes that wait for an empty moment ---- */
 
 static int closings;
@@ -986,6 +1003,7 @@ int main(void)
     tcase_add_test(tcase, the_end_of_a_process_closes_what_nobody_holds);
     tcase_add_test(tcase, an_owner_that_goes_while_memory_is_opened_hears_nothing);
     tcase_add_test(tcase, an_address_that_was_freed_and_allocated_again_is_opened_again);
+    tcase_add_test(tcase, another_process_of_the_same_number_has_an_import_of_its_own);
     tcase_add_test(tcase, what_cannot_be_imported_is_an_answer);
     tcase_add_test(tcase, a_number_that_is_taken_breaks_the_protocol);
     tcase_add_loop_test(tcase,

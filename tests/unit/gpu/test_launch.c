@@ -173,6 +173,37 @@ START_TEST(a_batch_without_waits_behind_one_that_waits_is_not_told_to_have_begun
 }
 END_TEST
 
+static void expect_asked(uint64_t count, bool are_waited_for, uint64_t kernels)
+{
+    if (!are_waited_for) { /* their words are there when the worker looks */
+        for (uint32_t rank = 0; rank < 2; rank++)
+            hvi_fence_store_ready(&hvt_ranks[rank].fences, 1, hvt_ranks[rank].turn + 1);
+    }
+    const uint64_t batch = allreduce(2, count);
+    if (are_waited_for)
+        nap(20);
+    open_gates();
+    hvt_batch_expect(worker, batch);
+    const struct hvt_asked asked = hvt_job_asked(0);
+    ck_assert_uint_eq(asked.kernels, kernels);
+    ck_assert_uint_eq(asked.memops, are_waited_for ? 2 : 1);
+    ck_assert_uint_eq(asked.nccl, 0);
+}
+
+/* ADR 0020 counts them. */
+START_TEST(one_gpu_is_asked_for_one_kernel_and_a_look_where_there_are_many_blocks)
+{
+    const struct hvt_worker_wish wish = {.counts = true};
+
+    start_pair("", &wish);
+    hvt_job_asked(0);
+    expect_asked(COUNT, true, 1);
+    expect_asked(COUNT, false, 1);
+    expect_asked(MANY, true, 2);
+    expect_asked(MANY, false, 2);
+}
+END_TEST
+
 START_TEST(many_batches_follow_each_other)
 {
     for (int i = 0; i < 600; i++) { /* more than there are answers in the ring */
@@ -664,6 +695,7 @@ int main(void)
     tcase_add_test(tcase, of_a_cancelled_batch_no_block_of_many_writes);
     tcase_add_test(tcase, a_batch_that_waits_is_not_told_to_have_begun);
     tcase_add_test(tcase, a_batch_without_waits_behind_one_that_waits_is_not_told_to_have_begun);
+    tcase_add_test(faulty, one_gpu_is_asked_for_one_kernel_and_a_look_where_there_are_many_blocks);
     tcase_add_test(tcase, many_batches_follow_each_other);
     tcase_add_test(tcase, batches_that_cannot_be_timed_are_answered_without_a_time);
     tcase_add_test(tcase, a_gated_set_does_not_hold_up_another);

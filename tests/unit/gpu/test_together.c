@@ -190,6 +190,76 @@ START_TEST(more_ranks_on_one_gpu_than_on_the_other)
 }
 END_TEST
 
+static void expect_asked(int gpu, uint64_t kernels, uint64_t memops, uint64_t nccl)
+{
+    const struct hvt_asked asked = hvt_job_asked(gpu);
+
+    ck_assert_msg(asked.kernels == kernels && asked.memops == memops && asked.nccl == nccl,
+                  "GPU %d: %u kernels, %u memory operations, %u of NCCL", gpu,
+                  (unsigned)asked.kernels, (unsigned)asked.memops, (unsigned)asked.nccl);
+}
+
+static void start_counted(const char *places)
+{
+    const struct hvt_worker_wish wish = {.counts = true};
+
+    hvt_job_start(2, "", &wish);
+    attach_all(places);
+    hvt_engines_join(both, 2, COMM);
+    for (int gpu = 0; gpu < 2; gpu++)
+        hvt_job_asked(gpu);
+}
+
+/* Works of one batch that are packed. */
+static void small_works(uint32_t works)
+{
+    hvt_job_fill(works * SMALL);
+    hvt_job_next_turn(ranks);
+    for (int gpu = 0; gpu < 2; gpu++) {
+        hvt_batch_begin(both[gpu], works, comm, 2, (uint32_t)gpu);
+        for (uint32_t i = 0; i < works; i++)
+            add_work(gpu, hvt_job_work(HVI_KIND_ALLREDUCE, 1, SMALL), NULL,
+                     i * SMALL * sizeof(float));
+        hvt_batch_publish(both[gpu]);
+    }
+    nap(20);
+    open_gates();
+    expect_done();
+}
+
+/* ADR 0020 counts them: a wait and what it writes in the end are two memory operations; a look at `skip` is a kernel,
+ * before the first one of many blocks and before the first of these behind NCCL. */
+START_TEST(two_gpus_are_asked_for_what_was_predicted)
+{
+    const struct hvi_device_work large = hvt_job_work(HVI_KIND_ALLREDUCE, 1, LARGE);
+
+    start_counted("01");
+    publish(&large, -1, NULL); /* way B */
+    nap(20);
+    open_gates();
+    expect_done();
+    for (int gpu = 0; gpu < 2; gpu++)
+        expect_asked(gpu, 0, 2, 1);
+    small_works(5); /* way C */
+    for (int gpu = 0; gpu < 2; gpu++)
+        expect_asked(gpu, 2, 2, 1);
+}
+END_TEST
+
+START_TEST(a_gpu_with_several_ranks_is_asked_for_what_was_predicted)
+{
+    const struct hvi_device_work large = hvt_job_work(HVI_KIND_ALLREDUCE, 1, LARGE);
+
+    start_counted("0011");
+    publish(&large, -1, NULL); /* way D */
+    nap(20);
+    open_gates();
+    expect_done();
+    for (int gpu = 0; gpu < 2; gpu++)
+        expect_asked(gpu, 4, 2, 1);
+}
+END_TEST
+
 START_TEST(nothing_runs_before_the_last_rank_has_come)
 {
     const struct hvi_device_work work = hvt_job_work(HVI_KIND_ALLREDUCE, 1, SMALL);
@@ -786,6 +856,8 @@ int main(void)
     tcase_add_test(tcase, registered_memory_is_given_back_before_it_is_closed);
     tcase_add_test(tcase, a_registration_that_fails_changes_nothing);
     tcase_add_test(tcase, more_ranks_on_one_gpu_than_on_the_other);
+    tcase_add_test(tcase, two_gpus_are_asked_for_what_was_predicted);
+    tcase_add_test(tcase, a_gpu_with_several_ranks_is_asked_for_what_was_predicted);
     tcase_add_test(tcase, nothing_runs_before_the_last_rank_has_come);
     tcase_add_test(tcase, other_operations_and_types);
     tcase_add_test(tcase, averages_of_narrow_types_do_not_overflow);

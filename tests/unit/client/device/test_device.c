@@ -809,6 +809,21 @@ START_TEST(a_captured_stream_is_refused)
 }
 END_TEST
 
+START_TEST(a_result_without_memory_and_an_address_within_an_element_are_refused)
+{
+    float *memory = alloc(BYTES);
+    const struct hvd_tensor in = hvd_tensor_1d(memory, HVD_FLOAT32, COUNT),
+                            apart = hvd_tensor_1d((char *)memory + 2, HVD_FLOAT32, COUNT / 2);
+    struct hvd_op *op = NULL;
+    ck_assert_int_eq(hvd_allgather_async(session, "g", &in, NULL, NULL, &op), HVD_ERR_UNSUPPORTED);
+    ck_assert_ptr_nonnull(strstr(hvd_last_error(), "the result's memory must be given"));
+    ck_assert_int_eq(hvd_allreduce_async(session, "r", &apart, &apart, HVD_SUM, NULL, &op),
+                     HVD_ERR_INVALID);
+    ck_assert_ptr_nonnull(strstr(hvd_last_error(), "is no multiple of its element's 4 bytes"));
+    ck_assert(hvt_fake_is_idle(engine));
+}
+END_TEST
+
 START_TEST(a_stream_of_another_device_is_refused)
 {
     float *memory = alloc(BYTES);
@@ -1311,6 +1326,7 @@ int main(void)
         streams_that_the_engine_does_not_release_are_released_after_it_would_have_been_killed);
     tcase_add_test(tcase, a_captured_stream_is_refused);
     tcase_add_test(tcase, a_submission_that_its_stream_refuses_costs_no_cell);
+    tcase_add_test(tcase, a_result_without_memory_and_an_address_within_an_element_are_refused);
     tcase_add_test(tcase, a_stream_of_another_device_is_refused);
     tcase_add_test(tcase, a_thread_without_a_context_may_submit);
     tcase_add_test(tcase, memory_of_host_and_device_in_one_op_is_refused);
