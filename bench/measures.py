@@ -16,6 +16,7 @@ FLOORS = ("alone", "apart")  # processes that exchange nothing: no peer, but wha
 
 STEADY = 1.5  # a peer's run that differs more than so many times from its own trial is repeated
 REPEATS = 2  # so often at most; the fastest of all tries counts
+STOLEN = 0.03  # a run of anybody's in which the host took a larger share of the CPUs is repeated, too
 
 
 def differs(figure: float, trial: float) -> bool:
