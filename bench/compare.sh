@@ -23,6 +23,7 @@
 # 1: not measured; 2: refused, wrong usage or a dirty tree.
 set -euo pipefail
 
+unset HVD_ADDRESS # each run starts its own hvdd, of the build that is measured
 here=$(cd "$(dirname "$0")" && pwd)
 source_dir=$(dirname "$here")
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/hvd-bench
@@ -94,5 +95,7 @@ python3 "$here/machine.py" --cache "$cache" --source "$source_dir" --peers "$pee
     --binaries "$foreign" >"$out/machine.json"
 usable=$(python3 -c 'import json, sys
 print(",".join(name for name, peer in json.load(open(sys.argv[1]))["peers"].items() if peer["ok"]))' "$out/machine.json")
-python3 "$here/run.py" --bin "$binaries" --cache "$cache" --out "$out" --peers "$usable" "${run_options[@]}"
-python3 "$here/report.py" "$out"
+status=0
+python3 "$here/run.py" --bin "$binaries" --cache "$cache" --out "$out" --peers "$usable" "${run_options[@]}" || status=$?
+[ "$status" = 2 ] || python3 "$here/report.py" "$out" # also of what was measured before a failure
+exit "$status"

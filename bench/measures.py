@@ -16,6 +16,7 @@ FLOORS = ("alone", "apart")  # processes that exchange nothing: no peer, but wha
 
 STEADY = 1.5  # a peer's run that differs more than so many times from its own trial is repeated
 REPEATS = 2  # so often at most; the fastest of all tries counts
+STOLEN = 0.03  # a run of anybody's in which the host took a larger share of the CPUs is repeated, too
 
 
 def differs(figure: float, trial: float) -> bool:
@@ -156,6 +157,18 @@ def _also_bound(choices: list[Setting]) -> list[Setting]:
                       for each in choices]
 
 
+def _gradients_of(peer: str, defaults: list[Setting]) -> list[Setting]:
+    """MPI: each by MPI_Iallreduce, or by MPI_Allreduce, or buckets of 25 MB of them by one, with the algorithms for large ones. DDP:
+    copied into buckets, or living in them."""
+    if peer == "torch-ddp":
+        return [*defaults, Setting("gradients in the buckets", {"BENCH_GRADIENTS": "in-place"})]
+    tuned = [_tuned("allreduce", 5, 256 * KIB)] if peer == "openmpi" else _adjust("ALLREDUCE", 2, 8) if peer == "impi" else []
+    ways = [Setting(f"{each.text}, {way}", each.environment | {"BENCH_GRADIENTS": way}, each.arguments)
+            for each in defaults for way in (("blocking", "buckets") if peer in MPI else ())]
+    return [*defaults, *ways, *(Setting(f"{each.text}, {more.text}, buckets", each.environment | more.environment | {
+        "BENCH_GRADIENTS": "buckets"}, (*each.arguments, *more.arguments)) for each in defaults[-1:] for more in tuned)]
+
+
 def _also_in_parts(choices: list[Setting]) -> list[Setting]:
     """With the cores divided among the nodes, too, as hvdrun does it where these are one machine (peers/part.py)."""
     return choices + [Setting(f"{each.text}, a part of the cores", each.environment | {"BENCH_PARTS": "1"}, each.arguments)
@@ -189,8 +202,29 @@ def _settings_on_nodes(peer: str, measure: Measure) -> list[Setting]:
 
 def settings(peer: str, measure: Measure) -> list[Setting]:
     """The settings worth a trial for this peer and measure."""
+    gradients = measure.op in ("gradients", "hooks") and peer in (*MPI, "torch-ddp")
     if measure.nodes:
-        return _also_in_parts(_settings_on_nodes(peer, measure))
+        found = _settings_on_nodes(peer, measure)
+        return _also_in_parts(_gradients_of(peer, found) if gradients else found)
+    found = _settings_here(peer, measure)
+    found = _gradients_of(peer, found) if gradients else found
+    crowded = measure.np > (os.cpu_count() or 1)
+    return _also_apart(peer, found) if crowded and peer in EVERYBODY + ("torch-ddp",) else found
+
+
+def _also_apart(peer: str, choices: list[Setting]) -> list[Setting]:
+    """More ranks than cores: bound, too, as ours are, and ranks of MPI that yield."""
+    if peer == "openmpi":
+        yields = ("--mca", "mpi_yield_when_idle", "1", "--bind-to", "core:overload-allowed")
+        return choices + [Setting(f"{each.text}, yields, bound", each.environment, (*each.arguments, *yields)) for each in choices]
+    if peer == "impi":  # it binds by itself
+        return choices + [Setting(f"{each.text}, yields", each.environment | {"I_MPI_THREAD_YIELD": "2"}, each.arguments)
+                          for each in choices]
+    return _also_bound(choices)
+
+
+def _settings_here(peer: str, measure: Measure) -> list[Setting]:
+    """On this machine as it is."""
     default = Setting("defaults")
     large = measure.size >= 64 * KIB
     if peer == "openmpi":

@@ -812,10 +812,12 @@ static void make_buffers(struct ring *ring, const struct plan *plan)
     for (int i = 0; i < plan->size_count; i++)
         most = plan->sizes[i] > most ? plan->sizes[i] : most;
     for (int l = 0; l < ring->locals; l++) {
-        ring->buffers[l] = mmap(NULL, most, PROT_READ | PROT_WRITE,
-                                MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+        ring->buffers[l] =
+            mmap(NULL, most, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (ring->buffers[l] == MAP_FAILED)
             fail("no memory for %zu bytes: %s", most, strerror(errno));
+        (void)madvise(ring->buffers[l], most, MADV_HUGEPAGE); /* as memory of hvd_alloc */
+        memset(ring->buffers[l], 0, most);
     }
 }
 

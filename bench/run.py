@@ -16,6 +16,7 @@ import itertools
 import json
 import os
 import pathlib
+import select
 import signal
 import subprocess
 import sys
@@ -29,6 +30,8 @@ from several import LIMIT_S, Failed, Several, rows_in, why_failed
 
 HERE = pathlib.Path(__file__).resolve().parent
 SIZES = HERE / "resnet50.sizes"
+REFERENCE = ("memcpy", "onepass", "onepass-huge")
+NO_FIGURE = (Failed, OSError, subprocess.SubprocessError, AssertionError, ValueError)  # what a run may end with
 # Memories of hvdd.
 IN_PYTHON = ("python", "python-fresh", "python-2.0.1", "tf221", "tf215", "tf212", "tf221-shared", "tf215-shared")
 
@@ -53,6 +56,8 @@ def reply(command: list[str], environment: dict[str, str]) -> list[dict]:
 
 def end(process: subprocess.Popen) -> None:
     """The process and what it has started."""
+    if process.poll() is not None:
+        return
     os.killpg(process.pid, signal.SIGTERM)
     try:
         process.communicate(timeout=10)
@@ -83,11 +88,20 @@ class Hvdd:
             command += ["-b", str(measure.size), "-e", str(measure.size), "--outstanding", str(measure.outstanding)]
         if not measure.barrier:
             command.append("--no-barrier")
-        if measure.reference and memory == "shared":
-            command.append("--memcpy")
         if check:
             self.check(measure, memory)
-        return reply(command, {})
+        rows = reply(command, {})
+        return rows + self.reference(measure, seconds) if measure.reference and memory == "shared" else rows
+
+    def reference(self, measure: Measure, seconds: float) -> list[dict]:
+        """The one-pass kernel on all cores, so by ranks that are not bound. Raises Failed."""
+        size = str(measure.size)
+        rows = [row for row in reply([self.perf, "-n", str(measure.np), "-b", size, "-e", size, "--json", "--seconds", str(seconds),
+                                      "--memcpy"], {}) if row["op"] in REFERENCE]
+        cores = len(os.sched_getaffinity(0))
+        if any(row.get("threads", cores) < cores for row in rows if row["op"] != "memcpy"):
+            raise Failed(f"one pass did not have all {cores} cores")
+        return rows
 
     def python(self, measure: Measure, memory: str, seconds: float) -> tuple[list[str], dict[str, str]]:
         """hvd.torch or hvd.tensorflow on the framework of a peer; command line and environment."""
@@ -114,22 +128,39 @@ class Hvdd:
                "--outstanding", str(measure.outstanding), *size], {})
 
     def idle(self, measure: Measure, seconds: float) -> dict:
-        """CPU share of the engine while its ranks do nothing."""
+        """CPU share of the engine while its ranks do nothing. Raises Failed."""
         rest = max(seconds * 4, 2)
         with subprocess.Popen([self.perf, "-n", str(measure.np), "--idle", str(rest + 2)], stdout=subprocess.PIPE,
-                              text=True, stdin=subprocess.DEVNULL) as process:
-            if "idle" not in process.stdout.readline():
-                raise Failed("the ranks did not come")
-            engines = engines_under(process.pid)
-            if not engines:
-                process.kill()
-                raise Failed("no hvdd-engine among the descendants of hvdrun")
-            time.sleep(1)  # the work of attaching is over
-            start_ns, started = sum(map(cpu_ns, engines)), time.monotonic_ns()
-            time.sleep(rest)
-            used_ns, took_ns = sum(map(cpu_ns, engines)) - start_ns, time.monotonic_ns() - started
-            process.wait(timeout=LIMIT_S)
+                              text=True, stdin=subprocess.DEVNULL, start_new_session=True) as process:
+            try:
+                if not select.select([process.stdout], [], [], LIMIT_S)[0] or "idle" not in process.stdout.readline():
+                    raise Failed("the ranks did not come")
+                engines = engines_under(process.pid)
+                if not engines:
+                    raise Failed("no hvdd-engine among the descendants of hvdrun")
+                time.sleep(1)  # the work of attaching is over
+                start_ns, started = sum(map(cpu_ns, engines)), time.monotonic_ns()
+                time.sleep(rest)
+                if engines_under(process.pid) != engines:
+                    raise Failed("an engine has ended")
+                used_ns, took_ns = sum(map(cpu_ns, engines)) - start_ns, time.monotonic_ns() - started
+                if process.wait(timeout=LIMIT_S) != 0:
+                    raise Failed(f"exit status {process.returncode}")
+            except BaseException:
+                end(process)
+                raise
         return {"op": "idle", "np": measure.np, "cpu_percent": round(100 * used_ns / took_ns, 4)}
+
+
+def stolen_share(before: list[int]) -> float:
+    """Of the CPUs' time since then, what the host gave to others (steal in /proc/stat)."""
+    passed = [now - then for now, then in zip(cpu_ticks(), before)]
+    return passed[7] / max(sum(passed[:8]), 1)
+
+
+def cpu_ticks() -> list[int]:
+    """Of all CPUs together: user, nice, system, idle, iowait, irq, softirq, steal, ..."""
+    return [int(word) for word in pathlib.Path("/proc/stat").read_text(encoding="utf-8").splitlines()[0].split()[1:]]
 
 
 def cpu_ns(pid: int) -> int:
@@ -221,6 +252,7 @@ class Session:
         self.hvdd = Hvdd(args.bin, args.cache)
         self.file = (args.out / "raw.jsonl").open("w", encoding="utf-8")
         self.take = 0  # the one of the round, for note()
+        self.measured = False  # hvdd, at least once
 
     @functools.cached_property
     def several(self) -> Several:
@@ -237,7 +269,7 @@ class Session:
         try:
             row = (self.several.peer(peer, measure, setting, seconds) if measure.nodes else
                    reply(*peer_command(peer, self.args.cache, measure, setting, seconds)))[0]
-        except (Failed, OSError) as error:
+        except NO_FIGURE as error:
             self.note(measure, peer, setting.text, turn, error=str(error))
             return float("inf")
         self.note(measure, peer, setting.text, turn, row=row)
@@ -255,11 +287,12 @@ class Session:
         """One run of hvdd in this memory, and of the reference."""
         try:
             rows = (self.several.ours if measure.nodes else self.hvdd.run)(measure, memory, self.args.seconds)
-        except (Failed, OSError) as error:
+        except NO_FIGURE as error:
             self.note(measure, f"hvdd-{memory}", "", turn, error=str(error))
             return
+        self.measured = True
         for row in rows:
-            who = row["op"] if row["op"] in ("memcpy", "onepass", "onepass-huge", "replayed", "beats") else f"hvdd-{memory}"
+            who = row["op"] if row["op"] in (*REFERENCE, "replayed", "beats") else f"hvdd-{memory}"
             self.note(measure, who, "", turn, row=row)
 
     def beside(self, measure: Measure, turn: int) -> None:
@@ -267,7 +300,7 @@ class Session:
         try:
             for who, row in self.several.beside(measure, self.args.seconds, "iperf3" in self.args.peers):
                 self.note(measure, who, "", turn, row=row)
-        except (Failed, OSError) as error:
+        except NO_FIGURE as error:
             self.note(measure, "ring-1", "", turn, error=str(error))
 
     def choose(self, measure: Measure, peer: str) -> Chosen | None:
@@ -289,8 +322,16 @@ class Session:
         for turn, self.take in itertools.product(range(self.args.rounds), range(measure.takes)):
             shift = (turn * measure.takes + self.take) % max(len(turns), 1)
             for run in turns[shift:] + turns[:shift]:
-                run(turn)
+                self.undisturbed(measure, functools.partial(run, turn))
         self.take = 0
+
+    def undisturbed(self, measure: Measure, run: Callable[[], None]) -> None:
+        """Again while the host has taken much of the CPUs; report.py takes the fastest."""
+        for _ in range(1 + measures.REPEATS):
+            before = cpu_ticks()
+            run()
+            if measure.op in SHARES or stolen_share(before) < measures.STOLEN:
+                return
 
 
 def arguments() -> argparse.Namespace:
@@ -312,17 +353,21 @@ def arguments() -> argparse.Namespace:
     return args
 
 
-def main() -> None:
-    """See the module's text."""
+def main() -> int:
+    """See the module's text. 1: nothing of hvdd was measured, 2: no measure has such a name."""
     args = arguments()
     session = Session(args)
     wanted = [each for each in measures.MEASURES if (each.quick or not args.quick) and bool(each.nodes) == args.nodes and
               any(fnmatch.fnmatchcase(each.name, pattern) for pattern in args.only.split(","))]
+    if not wanted:
+        print(f"run.py: no measure is called {args.only}", file=sys.stderr)
+        return 2
     for number, measure in enumerate(wanted, 1):
         started = time.monotonic()
         print(f"[{number}/{len(wanted)}] {measure.name}", end=" ", flush=True)
         session.measure(measure)
         print(f"{time.monotonic() - started:.0f} s", flush=True)
+    return 0 if session.measured else 1
 
 
 if __name__ == "__main__":

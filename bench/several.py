@@ -160,12 +160,15 @@ class Several:
 
     def _first(self, measure: Measure, memory: str, seconds: float) -> list[dict]:
         """Ops each of which is the first of its name, and beside them the same op when it is replayed."""
+        for names in (["--new-names"], []):
+            self.run(measure, self._perf(measure, memory, *names, "-i", "3", "-w", "0", "-c"))
         first = self.run(measure, self._perf(measure, memory, "--new-names", "--seconds", str(seconds)))[0]
         replayed = self.run(measure, self._perf(measure, memory, "--seconds", str(seconds)))[0]
         return [first | {"op": "first"}, replayed | {"op": "replayed"}]
 
     def _start(self, measure: Measure, memory: str, _seconds: float) -> list[dict]:
         """From hvdrun to the result of one op."""
+        self.run(measure, self._perf(measure, memory, "-i", "1", "-w", "0", "-c"))
         with self.nodes(measure.nodes) as nodes:
             began_ns = time.monotonic_ns()
             outputs = Outputs(nodes.shared, self._perf(measure, memory, "-i", "1", "-w", "0")(nodes))
@@ -234,15 +237,18 @@ class Several:
 
     def beside(self, measure: Measure, seconds: float, with_iperf3: bool) -> Iterator[tuple[str, dict]]:
         """(who, row) of the bare ring over one and two connections, and of iperf3. Failed."""
-        if "ring-1" in measure.beside:
-            for row in self.run(measure, lambda nodes: self._ring(nodes, measure, seconds)):
-                yield f"ring-{row['connections']}", row
+        for parts in (False, True) if "ring-1" in measure.beside else ():  # the faster way counts, as of a peer
+            for row in self.run(measure, lambda nodes, parts=parts: self._ring(nodes, measure, seconds, parts)):
+                yield f"ring-{row['connections']}", row | {"parts": parts}
         if "iperf3" in measure.beside and with_iperf3:
             yield "iperf3", self._iperf3(measure, seconds)
 
-    def _ring(self, nodes: Any, measure: Measure, seconds: float) -> Commands:
+    def _ring(self, nodes: Any, measure: Measure, seconds: float, parts: bool) -> Commands:
+        """With the cores divided among the nodes, as hvdrun divides them, or not."""
         size = measure.size or measures.GRADIENT_BYTES
-        return self._limit(nodes, measure, seconds, str(size))
+        part = [str(HERE / "peers/part.py"), str(measure.nodes)] if parts else []
+        return [(node, [*part, *command], more)
+                for node, command, more in self._limit(nodes, measure, seconds, str(size))]
 
     def _limit(self, nodes: Any, measure: Measure, seconds: float, *more: str) -> Commands:
         return [(node, [str(self.cache / "ring_limit"), "--rank", str(node.number - 1), "--addresses",

@@ -16,6 +16,7 @@
 #include <gloo/rendezvous/file_store.h>
 #include <gloo/transport/tcp/device.h>
 
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -196,6 +197,20 @@ void be_rank(Bench &bench, const std::string &directory)
     wait_for_all(bench);
 }
 
+// With BENCH_CORE_EACH=1 a core of its own, or its turn of one.
+void take_a_core(int rank)
+{
+    cpu_set_t cores, mine;
+    if (getenv("BENCH_CORE_EACH") == nullptr || sched_getaffinity(0, sizeof cores, &cores) != 0)
+        return;
+    int before = rank % CPU_COUNT(&cores), core = 0;
+    while (!CPU_ISSET(core, &cores) || before-- > 0)
+        core++;
+    CPU_ZERO(&mine);
+    CPU_SET(core, &mine);
+    sched_setaffinity(0, sizeof mine, &mine);
+}
+
 int fork_ranks(Bench &bench, const std::string &directory)
 {
     int result = 0;
@@ -204,6 +219,7 @@ int fork_ranks(Bench &bench, const std::string &directory)
         const pid_t pid = fork();
         if (pid == 0) {
             try {
+                take_a_core(bench.rank);
                 be_rank(bench, directory);
                 _exit(0);
             } catch (const std::exception &error) {

@@ -109,8 +109,17 @@ def figures(peer: Peer, args: argparse.Namespace) -> dict[str, object]:
         "errors": 0, "iterations": iterations, "outstanding": args.outstanding}
 
 
+def take_a_core() -> None:
+    """With BENCH_CORE_EACH=1 a rank has a core of its own, or its turn of one."""
+    rank = next((os.environ[name] for name in ("LOCAL_RANK", "HOROVOD_LOCAL_RANK") if name in os.environ), None)
+    if os.environ.get("BENCH_CORE_EACH") and rank is not None:
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[int(rank) % len(cores)]})
+
+
 def main(open_peer: Callable[[], Peer]) -> None:
     """Measures what the command line asks for and prints one JSON line on rank 0."""
+    take_a_core()
     parser = argparse.ArgumentParser()
     parser.add_argument("op")
     parser.add_argument("what")

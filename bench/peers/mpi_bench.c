@@ -5,12 +5,15 @@
  *   mpi_bench OP BYTES SECONDS [barrier] [outstanding=K]
  *   mpi_bench gradients FILE SECONDS
  *
+ * The gradients go each by MPI_Iallreduce, all at a time; BENCH_GRADIENTS=blocking: one after the other by
+ * MPI_Allreduce; =buckets: those that lie in 25 MB by one MPI_Allreduce, in place.
  * allreduce is in place (MPI_IN_PLACE), float32, sum. BYTES as in hvd-perf: the tensor of one rank
  * (allreduce, broadcast, alltoall, reducescatter's input) or the whole result (allgather).
  * "barrier" puts an MPI_Barrier, not timed, before every op: for ops that do not wait for
  * everybody. The results are checked once before the clock starts. Prints one JSON line. */
 #include <mpi.h>
 
+#include <limits.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -22,6 +25,7 @@
 #define SAMPLES_LEAST 5
 #define TENSORS_MOST  1024
 #define LINE_FLOATS   1024 /* tensors of gradients start on pages */
+#define BUCKET_FLOATS (25 * 1024 * 1024 / 4)
 
 struct bench {
     const char *op;
@@ -32,6 +36,7 @@ struct bench {
     bool barrier;
     long outstanding;
     long tensors; /* of gradients */
+    const char *way;
     long counts[TENSORS_MOST], at[TENSORS_MOST];
     MPI_Request requests[TENSORS_MOST];
 };
@@ -64,8 +69,36 @@ static float *touched(const struct bench *bench, long floats)
     return memory;
 }
 
+static void run_blocking(struct bench *bench, long at, long count)
+{
+    MPI_Allreduce(MPI_IN_PLACE, bench->in + at, (int)count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+}
+
+static void run_buckets(struct bench *bench)
+{
+    long first = 0;
+
+    for (long i = 1; i <= bench->tensors; i++) {
+        const long end = i < bench->tensors ? bench->at[i] + bench->counts[i] : LONG_MAX;
+        if (end - bench->at[first] <= BUCKET_FLOATS)
+            continue;
+        run_blocking(bench, bench->at[first],
+                     bench->at[i - 1] + bench->counts[i - 1] - bench->at[first]);
+        first = i;
+    }
+}
+
 static void run_gradients(struct bench *bench)
 {
+    if (strcmp(bench->way, "buckets") == 0) {
+        run_buckets(bench);
+        return;
+    }
+    if (strcmp(bench->way, "blocking") == 0) {
+        for (long i = 0; i < bench->tensors; i++)
+            run_blocking(bench, bench->at[i], bench->counts[i]);
+        return;
+    }
     for (long i = 0; i < bench->tensors; i++)
         MPI_Iallreduce(MPI_IN_PLACE, bench->in + bench->at[i], (int)bench->counts[i], MPI_FLOAT,
                        MPI_SUM, MPI_COMM_WORLD, &bench->requests[i]);
@@ -114,6 +147,13 @@ static float expected(const struct bench *bench, long i)
     return is(bench, "broadcast") ? 1 : sum;
 }
 
+static void check_range(const struct bench *bench, const float *values, long count)
+{
+    for (long i = 0; i < count; i++)
+        if (values[i] != expected(bench, i))
+            die(bench, "a wrong result");
+}
+
 static void check(struct bench *bench)
 {
     long result = bench->count;
@@ -128,11 +168,12 @@ static void check(struct bench *bench)
         result /= bench->size;
     if (is(bench, "allgather"))
         result *= bench->size;
-    if (bench->tensors > 0)
-        result = bench->counts[0];
-    for (long i = 0; i < result; i++)
-        if (out[i] != expected(bench, i))
-            die(bench, "a wrong result");
+    for (long t = 0; t < bench->tensors; t++)
+        check_range(bench, bench->in + bench->at[t], bench->counts[t]);
+    if (bench->tensors == 0)
+        check_range(bench, out, result);
+    for (long k = 1; k < bench->outstanding; k++)
+        check_range(bench, bench->in + k * 16, 1);
     memset(bench->in, 0, (size_t)bench->count * sizeof(float));
 }
 
@@ -235,6 +276,7 @@ int main(int argc, char **argv)
     if (argc < 4)
         die(&bench, "usage: mpi_bench OP BYTES SECONDS [barrier] [outstanding=K]");
     bench.op = argv[1];
+    bench.way = getenv("BENCH_GRADIENTS") ? getenv("BENCH_GRADIENTS") : "";
     for (int i = 4; i < argc; i++) {
         if (strcmp(argv[i], "barrier") == 0)
             bench.barrier = true;

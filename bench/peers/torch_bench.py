@@ -5,9 +5,10 @@
 
 OP: allreduce, allgather, broadcast, alltoall, reducescatter; gradients (each tensor of FILE by all_reduce(async_op=True));
 ddp (the tensors of FILE copied into buckets of 25 MB, the buckets reduced as they fill, and copied back: what
-DistributedDataParallel does); step (training.py under DistributedDataParallel); idle (CPU share of the ranks that do nothing
+DistributedDataParallel does; with BENCH_GRADIENTS=in-place they live in the buckets: gradient_as_bucket_view); step (training.py under DistributedDataParallel); idle (CPU share of the ranks that do nothing
 for SECONDS)."""
 import argparse
+import os
 
 import measuring  # first: it sets the number of threads
 
@@ -20,31 +21,40 @@ BUCKET = 25 * 1024 * 1024 // 4
 
 
 class Buckets:
-    """Tensors grouped in order into flat buckets of at most 25 MB."""
+    """Tensors grouped in order into flat buckets of at most 25 MB; `in_place`: they become views of these."""
 
-    def __init__(self, tensors: list[torch.Tensor]) -> None:
+    def __init__(self, tensors: list[torch.Tensor], in_place: bool) -> None:
+        self.in_place = in_place
         groups: list[list[torch.Tensor]] = [[]]
         for tensor in tensors:
             if groups[-1] and sum(each.numel() for each in groups[-1]) + tensor.numel() > BUCKET:
                 groups.append([])
             groups[-1].append(tensor)
         self.groups = [(torch.zeros(sum(each.numel() for each in group)), group) for group in groups]
+        for flat, group in self.groups:
+            for tensor, place in zip(group, self.places(flat, group)):
+                place.copy_(tensor)
+                if in_place:
+                    tensor.data = place
+
+    @staticmethod
+    def places(flat: torch.Tensor, group: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Of each tensor its part of the bucket."""
+        return list(flat.split([tensor.numel() for tensor in group]))
 
     def step(self) -> None:
         """Copy in and start bucket by bucket; wait and copy out."""
         works = []
         for flat, group in self.groups:
-            at = 0
-            for tensor in group:
-                flat[at:at + tensor.numel()].copy_(tensor)
-                at += tensor.numel()
+            if not self.in_place:
+                for tensor, place in zip(group, self.places(flat, group)):
+                    place.copy_(tensor)
             works.append(dist.all_reduce(flat, async_op=True))
         for work, (flat, group) in zip(works, self.groups):
             work.wait()
-            at = 0
-            for tensor in group:
-                tensor.copy_(flat[at:at + tensor.numel()])
-                at += tensor.numel()
+            if not self.in_place:
+                for tensor, place in zip(group, self.places(flat, group)):
+                    tensor.copy_(place)
 
 
 def reduce_all(tensors: list[torch.Tensor]) -> None:
@@ -70,7 +80,8 @@ def prepare(args: argparse.Namespace, size: int):
     if args.op in ("gradients", "ddp"):
         tensors = [torch.full((count,), mine) for count in measuring.sizes_of(args.what)]
         count = sum(tensor.numel() for tensor in tensors)
-        run = Buckets(tensors).step if args.op == "ddp" else lambda: reduce_all(tensors)
+        in_place = os.environ.get("BENCH_GRADIENTS") == "in-place"
+        run = Buckets(tensors, in_place).step if args.op == "ddp" else lambda: reduce_all(tensors)
         return run, count * 4, lambda: all(bool((tensor == total).all()) for tensor in tensors)
     count = max(int(args.what) // 4, 1)
     if args.op == "allgather":

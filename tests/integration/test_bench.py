@@ -413,6 +413,11 @@ def test_a_peer_that_nobody_knows_is_refused(tmp_path):
     assert done.returncode == 2 and "there is no peer 'nobody'" in done.stderr
 
 
+def test_a_measure_that_nobody_knows_is_refused(tmp_path):
+    done = compare(tmp_path, "--peers", "none", "--only", "allreduce-4b-np2")
+    assert done.returncode == 2 and "no measure is called allreduce-4b-np2" in done.stderr
+
+
 def git(repository, *words):
     subprocess.run(["git", "-C", str(repository), "-c", "user.name=a", "-c", "user.email=a@b", *words], check=True,
                    capture_output=True, timeout=scaled(60))
