@@ -22,6 +22,7 @@
 #define LOOK_NS          (50 * (int64_t)HVI_NS_MS)
 #define ITERATIONS_LEAST 5
 #define ITERATIONS_MOST  200000
+#define POISON           0xa5
 
 struct bench {
     struct hvd_session *session;
@@ -30,6 +31,8 @@ struct bench {
     struct perf_tensors tensors;
     uint64_t bytes, count; /* of this size, as reported; count: elements of the input of one rank */
     uint64_t naming;       /* how often names have been given */
+    struct perf_pattern pattern; /* of the inputs now */
+    unsigned checks;             /* so far */
     int64_t *times_ns;
 };
 
@@ -49,12 +52,26 @@ static int complain_last(const struct bench *bench, const char *what, int status
     return status;
 }
 
-static void fill(struct bench *bench)
+static void fill(struct bench *bench, unsigned salt)
 {
     const struct perf_options *options = bench->options;
+    bench->pattern.salt = salt;
     for (long k = 0; k < bench->tensors.count && options->op != PERF_BARRIER; k++)
-        perf_fill(options->dtype, options->reduce_op, bench->rank, bench->tensors.list[k].in,
+        perf_fill(&bench->pattern, bench->rank, bench->tensors.list[k].in,
                   bench->tensors.list[k].count);
+}
+
+/* Makes every output wrong that is not the input as well. */
+static void poison(struct bench *bench)
+{
+    const struct perf_options *options = bench->options;
+    const size_t element = hvd_dtype_size(options->dtype);
+    for (long k = 0; k < bench->tensors.count; k++) {
+        const struct perf_tensor *tensor = &bench->tensors.list[k];
+        if (tensor->out != tensor->in)
+            memset(tensor->out, POISON,
+                   perf_out_count(options->op, bench->size, tensor->count) * element);
+    }
 }
 
 /* ---- ops ---- */
@@ -205,41 +222,50 @@ static int warm_up(struct bench *bench, long *iterations_p)
 
 /* ---- one size ---- */
 
+/* Of an output that has a part from each rank. */
+static uint64_t count_errors_in_parts(const struct bench *bench, const struct perf_tensor *tensor)
+{
+    const bool gathers = bench->options->op == PERF_ALLGATHER;
+    const uint64_t part = gathers ? tensor->count : tensor->count / (uint64_t)bench->size;
+    const uint64_t from = gathers ? 0 : part * (uint64_t)bench->rank;
+    const unsigned char *out = tensor->out;
+    uint64_t errors = 0;
+    for (int rank = 0; rank < bench->size; rank++) {
+        errors += perf_check_copied(&bench->pattern, rank, from, out, part);
+        out += part * hvd_dtype_size(bench->options->dtype);
+    }
+    return errors;
+}
+
 static uint64_t count_errors(const struct bench *bench, const struct perf_tensor *tensor)
 {
-    const struct perf_options *options = bench->options;
-    const unsigned char *out = tensor->out;
-    const bool gathers = options->op == PERF_ALLGATHER;
-    const uint64_t part = gathers ? tensor->count : tensor->count / (uint64_t)bench->size;
-    const uint64_t mine = part * (uint64_t)bench->rank;
-    uint64_t errors = 0;
-    switch (options->op) {
+    const uint64_t part = tensor->count / (uint64_t)bench->size;
+    switch (bench->options->op) {
     case PERF_ALLREDUCE:
     case PERF_GRADIENTS:
-        return perf_check_reduced(options->dtype, options->reduce_op, bench->size, 0, out,
-                                  tensor->count);
+        return perf_check_reduced(&bench->pattern, bench->size, 0, tensor->out, tensor->count);
     case PERF_REDUCESCATTER:
-        return perf_check_reduced(options->dtype, options->reduce_op, bench->size, mine, out, part);
+        return perf_check_reduced(&bench->pattern, bench->size, part * (uint64_t)bench->rank,
+                                  tensor->out, part);
     case PERF_BROADCAST:
-        return perf_check_copied(options->dtype, options->reduce_op, 0, 0, out, tensor->count);
+        return perf_check_copied(&bench->pattern, 0, 0, tensor->out, tensor->count);
     case PERF_ALLGATHER:
     case PERF_ALLTOALL:
-        for (int rank = 0; rank < bench->size; rank++, out += part * hvd_dtype_size(options->dtype))
-            errors += perf_check_copied(options->dtype, options->reduce_op, rank,
-                                        gathers ? 0 : mine, out, part);
-        return errors;
+        return count_errors_in_parts(bench, tensor);
     case PERF_BARRIER:
         break;
     }
     return 0;
 }
 
-/* One more run on fresh values; *errors_p becomes the number of wrong elements on all ranks. */
+/* One more run, on values that no run before had and on outputs that are wrong, so that an op which
+ * writes nothing shows. *errors_p becomes the number of wrong elements on all ranks. */
 static int check(struct bench *bench, int64_t *errors_p)
 {
     int64_t errors = 0;
     int64_t time_ns;
-    fill(bench);
+    fill(bench, ++bench->checks);
+    poison(bench);
     int status = iterate(bench, 1, &time_ns);
     for (long k = 0; k < bench->tensors.count && status == HVD_OK; k++)
         errors += (int64_t)count_errors(bench, &bench->tensors.list[k]);
@@ -303,12 +329,13 @@ static int measure_size(struct bench *bench, uint64_t bytes)
     long iterations;
     int64_t errors = -1;
     set_size(bench, bytes);
-    fill(bench);
+    fill(bench, 0);
     if (warm_up(bench, &iterations) != HVD_OK ||
         iterate(bench, iterations, bench->times_ns) != HVD_OK ||
         reduce_numbers(bench, "perf.times", bench->times_ns, iterations, HVD_MAX) != HVD_OK)
         return 1;
-    if (bench->options->check && check(bench, &errors) != HVD_OK)
+    if (bench->options->check && bench->options->op != PERF_BARRIER &&
+        check(bench, &errors) != HVD_OK)
         return 1;
     if (bench->rank == 0)
         print_result(bench, iterations, errors);
@@ -344,6 +371,10 @@ int perf_measure(struct hvd_session *session, const struct perf_options *options
     bench->options = options;
     bench->rank = hvd_rank(session);
     bench->size = hvd_size(session);
+    bench->pattern = (struct perf_pattern){
+        .dtype = options->dtype,
+        .reduce_op = perf_op_reduces(options->op) ? options->reduce_op : HVD_SUM,
+    };
     bench->times_ns =
         calloc((size_t)(room > options->warmup ? room : options->warmup), sizeof(int64_t));
     int code = 1;

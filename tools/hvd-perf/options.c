@@ -85,7 +85,7 @@ static const struct row rows[] = {
      "measured iterations per size (as many as fit in --seconds, 5 to 200,000)"},
     {'S', "seconds", "S", "how long to measure one size (1)"},
     {'G', "sizes", "FILE", "gradients: elements of each tensor, one per line"},
-    {'c', "check", NULL, "check the results; errors give exit status 1"},
+    {'c', "check", NULL, "check the results (a barrier has none); errors give exit status 1"},
     {'k', "outstanding", "K", "submit K ops at a time, and divide the time by K (1)"},
     {'O', "out-of-place", NULL, "separate input and output (allreduce, broadcast)"},
     {'B', "no-barrier", NULL, "no barrier between iterations"},

@@ -80,19 +80,25 @@ void perf_print_row(FILE *out, bool json, const struct perf_row *row);
 
 /* ---- values: what ranks put into their tensors, and what must come out ---- */
 
-/* Pattern values repeat with this period in the element index. */
-#define PERF_PERIOD 104
+/* Pattern values repeat with this period in the element index. A prime: blocks that are displaced by a
+ * power of two, or by a multiple of the number of ranks, do not fit. */
+#define PERF_PERIOD 1021
 
-/* Fills `count` elements with rank's pattern for this reduction. */
-void perf_fill(enum hvd_dtype dtype, enum hvd_reduce_op reduce_op, int rank, void *data,
-               uint64_t count);
-/* How many elements differ from the reduction of all ranks' patterns; data begins at the from-th
+struct perf_pattern {
+    enum hvd_dtype dtype;
+    enum hvd_reduce_op reduce_op;
+    unsigned salt; /* another salt, other values */
+};
+
+/* Fills `count` elements with rank's values. */
+void perf_fill(const struct perf_pattern *pattern, int rank, void *data, uint64_t count);
+/* How many elements differ from the reduction of all ranks' values; data begins at the from-th
  * element of the pattern. */
-uint64_t perf_check_reduced(enum hvd_dtype dtype, enum hvd_reduce_op reduce_op, int ranks,
-                            uint64_t from, const void *data, uint64_t count);
-/* How many elements differ from rank's pattern, from its from-th element on. */
-uint64_t perf_check_copied(enum hvd_dtype dtype, enum hvd_reduce_op reduce_op, int rank,
-                           uint64_t from, const void *data, uint64_t count);
+uint64_t perf_check_reduced(const struct perf_pattern *pattern, int ranks, uint64_t from,
+                            const void *data, uint64_t count);
+/* How many elements differ from rank's values, from its from-th element on. */
+uint64_t perf_check_copied(const struct perf_pattern *pattern, int rank, uint64_t from,
+                           const void *data, uint64_t count);
 
 /* ---- tensors: the operands of the ops that are in flight at a time ---- */
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
- * Small whole numbers, different for each rank and element, so that sums are exact in every dtype
- * and a wrong rank, a missing rank or a shifted element shows. Values depend on the index modulo
- * PERF_PERIOD only, so the expected results are computed once per check. */
+ * Small whole numbers, so that sums are exact in every dtype. They are mixed from rank, index and salt,
+ * so that a wrong rank, a missing rank, a shifted element and a result of another salt show. Values
+ * depend on the index modulo PERF_PERIOD only, so the expected results are computed once per check. */
 #include "tools/hvd-perf/perf.h"
 
 #include <math.h>
@@ -103,22 +103,32 @@ static double decode_float(enum hvd_dtype dtype, const unsigned char *element)
     return twice;
 }
 
-/* What rank puts at this place of the period. */
-static int pattern(enum hvd_dtype dtype, enum hvd_reduce_op reduce_op, int rank, int place)
+/* Neighbouring inputs give unrelated bits: no stride of ranks or places repeats. */
+static uint32_t mix(unsigned salt, int rank, int place)
 {
-    if (reduce_op == HVD_PRODUCT)
-        return (place + rank) % 8 == 0 ? 2 : 1;
-    const int value = (place + 3 * rank) % 13;
-    return is_unsigned(dtype) ? value : value - 6;
+    uint32_t bits =
+        salt * 0xc2b2ae3du ^ (uint32_t)rank * 0x85ebca77u ^ (uint32_t)place * 0x9e3779b1u;
+    bits = (bits ^ bits >> 16) * 0x7feb352du;
+    bits = (bits ^ bits >> 15) * 0x846ca68bu;
+    return bits ^ bits >> 16;
 }
 
-void perf_fill(enum hvd_dtype dtype, enum hvd_reduce_op reduce_op, int rank, void *data,
-               uint64_t count)
+/* What rank puts at this place of the period. */
+static int value_at(const struct perf_pattern *pattern, int rank, int place)
 {
-    const size_t size = hvd_dtype_size(dtype);
+    const uint32_t bits = mix(pattern->salt, rank, place);
+    if (pattern->reduce_op == HVD_PRODUCT)
+        return bits % 8 == 0 ? 2 : 1;
+    const int value = (int)(bits % 13);
+    return is_unsigned(pattern->dtype) ? value : value - 6;
+}
+
+void perf_fill(const struct perf_pattern *pattern, int rank, void *data, uint64_t count)
+{
+    const size_t size = hvd_dtype_size(pattern->dtype);
     unsigned char *bytes = data;
     for (uint64_t i = 0; i < count && i < PERF_PERIOD; i++)
-        encode(dtype, pattern(dtype, reduce_op, rank, (int)i), bytes + i * size);
+        encode(pattern->dtype, value_at(pattern, rank, (int)i), bytes + i * size);
     uint64_t done = count < PERF_PERIOD ? count : PERF_PERIOD;
     while (done < count) { /* whole periods: doubling keeps the phase */
         const uint64_t part = done < count - done ? done : count - done;
@@ -162,20 +172,19 @@ static double combine_real(enum hvd_reduce_op reduce_op, double a, double b)
     }
 }
 
-static void expect_reduced(enum hvd_dtype dtype, enum hvd_reduce_op reduce_op, int ranks,
-                           struct expected *expected_p)
+static void expect_place(const struct perf_pattern *pattern, int ranks, int place,
+                         struct expected *expected_p)
 {
-    for (int place = 0; place < PERF_PERIOD; place++) {
-        int64_t whole = pattern(dtype, reduce_op, 0, place);
-        double real = (double)whole;
-        for (int rank = 1; rank < ranks; rank++) {
-            const int value = pattern(dtype, reduce_op, rank, place);
-            whole = combine_whole(reduce_op, whole, value);
-            real = combine_real(reduce_op, real, value);
-        }
-        expected_p->whole[place] = reduce_op == HVD_AVERAGE ? whole / ranks : whole;
-        expected_p->real[place] = reduce_op == HVD_AVERAGE ? real / ranks : real;
+    const enum hvd_reduce_op reduce_op = pattern->reduce_op;
+    int64_t whole = value_at(pattern, 0, place);
+    double real = (double)whole;
+    for (int rank = 1; rank < ranks; rank++) {
+        const int value = value_at(pattern, rank, place);
+        whole = combine_whole(reduce_op, whole, value);
+        real = combine_real(reduce_op, real, value);
     }
+    expected_p->whole[place] = reduce_op == HVD_AVERAGE ? whole / ranks : whole;
+    expected_p->real[place] = reduce_op == HVD_AVERAGE ? real / ranks : real;
 }
 
 static double tolerance(enum hvd_dtype dtype)
@@ -223,21 +232,23 @@ static uint64_t count_differences(enum hvd_dtype dtype, const struct expected *e
     return differences;
 }
 
-uint64_t perf_check_reduced(enum hvd_dtype dtype, enum hvd_reduce_op reduce_op, int ranks,
-                            uint64_t from, const void *data, uint64_t count)
+uint64_t perf_check_reduced(const struct perf_pattern *pattern, int ranks, uint64_t from,
+                            const void *data, uint64_t count)
 {
     struct expected expected;
-    expect_reduced(dtype, reduce_op, ranks, &expected);
-    return count_differences(dtype, &expected, from, data, count);
+    for (uint64_t i = 0; i < count && i < PERF_PERIOD; i++)
+        expect_place(pattern, ranks, (int)((from + i) % PERF_PERIOD), &expected);
+    return count_differences(pattern->dtype, &expected, from, data, count);
 }
 
-uint64_t perf_check_copied(enum hvd_dtype dtype, enum hvd_reduce_op reduce_op, int rank,
-                           uint64_t from, const void *data, uint64_t count)
+uint64_t perf_check_copied(const struct perf_pattern *pattern, int rank, uint64_t from,
+                           const void *data, uint64_t count)
 {
     struct expected expected;
-    for (int place = 0; place < PERF_PERIOD; place++) {
-        expected.whole[place] = pattern(dtype, reduce_op, rank, place);
+    for (uint64_t i = 0; i < count && i < PERF_PERIOD; i++) {
+        const int place = (int)((from + i) % PERF_PERIOD);
+        expected.whole[place] = value_at(pattern, rank, place);
         expected.real[place] = (double)expected.whole[place];
     }
-    return count_differences(dtype, &expected, from, data, count);
+    return count_differences(pattern->dtype, &expected, from, data, count);
 }

@@ -1,0 +1,170 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Measuring on a library that is played here, whose ops do what a test wants: this program's functions
+ * come before those of libhvdclient. There is one rank, so a right op copies its input. */
+#include "tools/hvd-perf/perf.h"
+
+#include "tests/unit/hvt_main.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define NEVER 1000
+
+struct hvd_op {
+    char name[64];
+};
+
+static int acting; /* so many ops do what they should, those after them nothing */
+
+/* ---- the library ---- */
+
+int hvd_rank(const struct hvd_session *session)
+{
+    return session == NULL ? 0 : -1;
+}
+
+int hvd_size(const struct hvd_session *session)
+{
+    return session == NULL ? 1 : -1;
+}
+
+int hvd_cross_size(const struct hvd_session *session)
+{
+    return session == NULL ? 1 : -1;
+}
+
+static int submit(const char *name, const struct hvd_tensor *in, const struct hvd_tensor *out,
+                  struct hvd_op **op_p)
+{
+    *op_p = calloc(1, sizeof **op_p);
+    ck_assert_ptr_nonnull(*op_p);
+    snprintf((*op_p)->name, sizeof(*op_p)->name, "%s", name);
+    if (in != NULL && in->data != out->data && acting-- > 0)
+        memcpy(out->data, in->data, (size_t)in->dims[0] * hvd_dtype_size(in->dtype));
+    return HVD_OK;
+}
+
+int hvd_allreduce_async(struct hvd_session *session, const char *name, const struct hvd_tensor *in,
+                        const struct hvd_tensor *out, enum hvd_reduce_op reduce_op,
+                        const struct hvd_op_options *options, struct hvd_op **op_p)
+{
+    (void)session, (void)reduce_op, (void)options;
+    return submit(name, in, out, op_p);
+}
+
+int hvd_allgather_async(struct hvd_session *session, const char *name, const struct hvd_tensor *in,
+                        const struct hvd_tensor *out, const struct hvd_op_options *options,
+                        struct hvd_op **op_p)
+{
+    (void)session, (void)options;
+    return submit(name, in, out, op_p);
+}
+
+int hvd_broadcast_async(struct hvd_session *session, const char *name, const struct hvd_tensor *in,
+                        const struct hvd_tensor *out, int root,
+                        const struct hvd_op_options *options, struct hvd_op **op_p)
+{
+    (void)session, (void)root, (void)options;
+    return submit(name, in, out, op_p);
+}
+
+int hvd_reducescatter_async(struct hvd_session *session, const char *name,
+                            const struct hvd_tensor *in, const struct hvd_tensor *out,
+                            enum hvd_reduce_op reduce_op, const struct hvd_op_options *options,
+                            struct hvd_op **op_p)
+{
+    (void)session, (void)reduce_op, (void)options;
+    return submit(name, in, out, op_p);
+}
+
+int hvd_alltoall_async(struct hvd_session *session, const char *name, const struct hvd_tensor *in,
+                       const int64_t *splits, const struct hvd_tensor *out,
+                       const struct hvd_op_options *options, struct hvd_op **op_p)
+{
+    (void)session, (void)splits, (void)options;
+    return submit(name, in, out, op_p);
+}
+
+int hvd_barrier_async(struct hvd_session *session, const char *name,
+                      const struct hvd_op_options *options, struct hvd_op **op_p)
+{
+    (void)session, (void)options;
+    return submit(name, NULL, NULL, op_p);
+}
+
+int hvd_wait(struct hvd_op *op, int64_t timeout_ns)
+{
+    (void)op, (void)timeout_ns;
+    return HVD_OK;
+}
+
+void hvd_op_free(struct hvd_op *op)
+{
+    free(op);
+}
+
+int hvd_barrier(struct hvd_session *session, const char *name)
+{
+    (void)session, (void)name;
+    return HVD_OK;
+}
+
+int hvd_allreduce(struct hvd_session *session, const char *name, const struct hvd_tensor *in,
+                  const struct hvd_tensor *out, enum hvd_reduce_op reduce_op)
+{
+    (void)session, (void)name, (void)in, (void)out, (void)reduce_op;
+    return HVD_OK;
+}
+
+int hvd_session_status(struct hvd_session *session)
+{
+    (void)session;
+    return HVD_OK;
+}
+
+/* ---- tests ---- */
+
+/* hvd-perf's exit status. */
+static int measure(const char *line)
+{
+    static char copy[256];
+    char text[512];
+    char *argv[32];
+    int argc = 0;
+    struct perf_options options;
+    snprintf(copy, sizeof copy, "hvd-perf %s", line);
+    for (char *word = strtok(copy, " "); word != NULL; word = strtok(NULL, " "))
+        argv[argc++] = word;
+    argv[argc] = NULL;
+    ck_assert_msg(perf_options_parse(argc, argv, &options, text, sizeof text) == 0, "%s", text);
+    return perf_measure(NULL, &options);
+}
+
+static const char *const two_buffers[] = {"allgather", "alltoall", "reducescatter",
+                                          "allreduce --out-of-place", "broadcast --out-of-place"};
+
+/* Two sizes of three ops each: a warm-up, one that is measured and one that is checked. */
+START_TEST(an_op_that_writes_nothing_any_more_is_seen_by_the_check)
+{
+    char line[128];
+    snprintf(line, sizeof line, "-m malloc -c -w 1 -i 1 -b 64 -e 256 -o %s", two_buffers[_i]);
+    acting = NEVER;
+    ck_assert_int_eq(measure(line), 0);
+    for (acting = 2; acting < 6; acting++) {
+        const int before = acting;
+        ck_assert_msg(measure(line) == 1, "%s passes although only %d of 6 ops write", line,
+                      before);
+        acting = before;
+    }
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("tools/hvd-perf/measure");
+    TCase *tests = tcase_create("measure");
+    tcase_add_loop_test(tests, an_op_that_writes_nothing_any_more_is_seen_by_the_check, 0,
+                        sizeof two_buffers / sizeof two_buffers[0]);
+    suite_add_tcase(suite, tests);
+    return hvt_run_suite(suite);
+}
