@@ -14,6 +14,7 @@ struct cycles {
     int rank, size;
     long count;
     int64_t *open_ns, *close_ns;
+    int64_t leaked; /* descriptors */
 };
 
 static int count_fds(void)
@@ -28,7 +29,8 @@ static int count_fds(void)
     return count - 3; /* ".", ".." and the one of opendir */
 }
 
-static int cycle(const struct hvd_options *open_options, struct cycles *cycles, long i)
+static int cycle(const struct hvd_options *open_options, const struct perf_options *options,
+                 struct cycles *cycles, long i)
 {
     struct hvd_session *session;
     const uint64_t start_ns = hvi_clock_ns();
@@ -41,10 +43,7 @@ static int cycle(const struct hvd_options *open_options, struct cycles *cycles, 
     cycles->open_ns[i] = (int64_t)(hvi_clock_ns() - start_ns);
     cycles->rank = hvd_rank(session);
     cycles->size = hvd_size(session);
-    status = hvd_barrier(session, "perf.attached");
-    if (status != HVD_OK)
-        perf_complain(cycles->rank, "barrier %ld: %s: %s", i, hvd_status_name(status),
-                      hvd_last_error());
+    status = perf_barrier(session, options, "perf.attached");
     const uint64_t close_ns = hvi_clock_ns();
     hvd_close(session);
     cycles->close_ns[i] = (int64_t)(hvi_clock_ns() - close_ns);
@@ -52,31 +51,28 @@ static int cycle(const struct hvd_options *open_options, struct cycles *cycles, 
 }
 
 /* The slowest rank of each cycle, and the sum of the leaked descriptors. */
-static int exchange(const struct hvd_options *open_options, struct cycles *cycles, int64_t *leaked)
+static int exchange(const struct hvd_options *open_options, const struct perf_options *options,
+                    struct cycles *cycles)
 {
     struct hvd_session *session;
-    const struct hvd_tensor opens = hvd_tensor_1d(cycles->open_ns, HVD_INT64, cycles->count);
-    const struct hvd_tensor closes = hvd_tensor_1d(cycles->close_ns, HVD_INT64, cycles->count);
-    const struct hvd_tensor leak = hvd_tensor_1d(leaked, HVD_INT64, 1);
     int status = hvd_open(open_options, &session);
-    if (status == HVD_OK) {
-        status = hvd_allreduce(session, "perf.open", &opens, &opens, HVD_MAX);
-        if (status == HVD_OK)
-            status = hvd_allreduce(session, "perf.close", &closes, &closes, HVD_MAX);
-        if (status == HVD_OK)
-            status = hvd_allreduce(session, "perf.leaked", &leak, &leak, HVD_SUM);
-    }
-    if (status != HVD_OK)
+    if (status != HVD_OK) {
         perf_complain(cycles->rank, "%s: %s", hvd_status_name(status), hvd_last_error());
+        return 1;
+    }
+    status = perf_agree(session, options, "perf.open", cycles->open_ns, cycles->count, HVD_MAX);
     if (status == HVD_OK)
-        status = hvd_barrier(session, "perf.end");
+        status =
+            perf_agree(session, options, "perf.close", cycles->close_ns, cycles->count, HVD_MAX);
     if (status == HVD_OK)
-        hvd_close(session);
+        status = perf_agree(session, options, "perf.leaked", &cycles->leaked, 1, HVD_SUM);
+    if (status == HVD_OK)
+        status = perf_barrier(session, options, "perf.end");
+    hvd_close(session);
     return status == HVD_OK ? 0 : 1;
 }
 
-static void print_result(const struct cycles *cycles, bool json, int fds_before, int fds_after,
-                         int64_t leaked)
+static void print_result(const struct cycles *cycles, bool json, int fds_before, int fds_after)
 {
     struct perf_row open_row;
     struct perf_row close_row;
@@ -88,7 +84,7 @@ static void print_result(const struct cycles *cycles, bool json, int fds_before,
                "\"close_us_p99\": %.3f, \"fds_before\": %d, \"fds_after\": %d, \"errors\": %" PRId64
                "}\n",
                cycles->size, cycles->count, open_row.time_us, open_row.p99_us, open_row.min_us,
-               close_row.time_us, close_row.p99_us, fds_before, fds_after, leaked);
+               close_row.time_us, close_row.p99_us, fds_before, fds_after, cycles->leaked);
     else
         printf("# attach, %d ranks, %ld cycles (the slowest rank of each)\n"
                "open   median %.3f ms   p99 %.3f ms   min %.3f ms\n"
@@ -96,12 +92,16 @@ static void print_result(const struct cycles *cycles, bool json, int fds_before,
                "descriptors of rank 0: %d before, %d after; left open on all ranks: %" PRId64 "\n",
                cycles->size, cycles->count, open_row.time_us / 1e3, open_row.p99_us / 1e3,
                open_row.min_us / 1e3, close_row.time_us / 1e3, close_row.p99_us / 1e3,
-               close_row.min_us / 1e3, fds_before, fds_after, leaked);
+               close_row.min_us / 1e3, fds_before, fds_after, cycles->leaked);
 }
+
+/* After a timeout an op may be in flight. Its memory is part of this or belongs to it, and stays until the process
+ * ends. */
+static struct cycles cycles;
 
 int perf_attach(const struct hvd_options *open_options, const struct perf_options *options)
 {
-    struct cycles cycles = {
+    cycles = (struct cycles){
         .rank = -1,
         .count = options->attach,
         .open_ns = calloc((size_t)options->attach, sizeof(int64_t)),
@@ -110,14 +110,16 @@ int perf_attach(const struct hvd_options *open_options, const struct perf_option
     int code = cycles.open_ns == NULL || cycles.close_ns == NULL;
     const int fds_before = count_fds();
     for (long i = 0; i < cycles.count && code == 0; i++)
-        code = cycle(open_options, &cycles, i);
+        code = cycle(open_options, options, &cycles, i);
     const int fds_after = count_fds();
-    int64_t leaked = fds_after - fds_before;
+    cycles.leaked = fds_after - fds_before;
     if (code == 0)
-        code = exchange(open_options, &cycles, &leaked);
-    if (code == 0 && cycles.rank == 0)
-        print_result(&cycles, options->json, fds_before, fds_after, leaked);
+        code = exchange(open_options, options, &cycles);
+    if (code != 0)
+        return code;
+    if (cycles.rank == 0)
+        print_result(&cycles, options->json, fds_before, fds_after);
     free(cycles.open_ns);
     free(cycles.close_ns);
-    return code != 0 || leaked != 0;
+    return cycles.leaked != 0;
 }

@@ -89,7 +89,7 @@ static int be_rank(const struct perf_options *options)
         return 1;
     }
     int code = options->idle_ns > 0 ? perf_idle(session, options) : perf_measure(session, options);
-    if (code == 0 && hvd_barrier(session, "perf.end") != HVD_OK)
+    if (code == 0 && perf_barrier(session, options, "perf.end") != HVD_OK)
         code = 1;
     hvd_close(session);
     return code;

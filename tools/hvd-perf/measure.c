@@ -6,7 +6,7 @@
  *
  * An iteration is barrier, clock, submit the ops of all tensors, wait for all, clock. The barrier is not in the time.
  * Ranks exchange their times by an allreduce (max) after the measuring is done, so whoever launched
- * them does not matter. */
+ * them does not matter. The first op that fails, or is not finished in time, ends the measuring. */
 #include "tools/hvd-perf/perf.h"
 
 #include "base/clock.h"
@@ -34,7 +34,13 @@ struct bench {
     struct perf_pattern pattern; /* of the inputs now */
     unsigned checks;             /* so far */
     int64_t *times_ns;
+    int64_t number; /* to be agreed on */
+    bool failed;    /* a check or a reference; measuring goes on */
 };
+
+/* After a failure or a timeout ops may be in flight. Their memory is part of this or belongs to it, and
+ * stays until the process ends. */
+static struct bench the_bench;
 
 void perf_complain(int rank, const char *format, ...)
 {
@@ -140,8 +146,7 @@ static int barrier(struct bench *bench)
 {
     if (bench->options->no_barrier)
         return HVD_OK;
-    const int status = hvd_barrier(bench->session, "perf.barrier");
-    return status == HVD_OK ? HVD_OK : complain_last(bench, "barrier", status);
+    return perf_barrier(bench->session, bench->options, "perf.barrier");
 }
 
 static void set_names(struct bench *bench)
@@ -170,12 +175,15 @@ static int iterate(struct bench *bench, long iterations, int64_t *times_ns)
 
 /* ---- agreement ---- */
 
-static int reduce_numbers(struct bench *bench, const char *name, int64_t *numbers, long count,
-                          enum hvd_reduce_op reduce_op)
+static int agree_on_number(struct bench *bench, const char *name, int64_t *number,
+                           enum hvd_reduce_op reduce_op)
 {
-    const struct hvd_tensor tensor = hvd_tensor_1d(numbers, HVD_INT64, count);
-    const int status = hvd_allreduce(bench->session, name, &tensor, &tensor, reduce_op);
-    return status == HVD_OK ? HVD_OK : complain_last(bench, name, status);
+    bench->number = *number;
+    const int status =
+        perf_agree(bench->session, bench->options, name, &bench->number, 1, reduce_op);
+    if (status == HVD_OK)
+        *number = bench->number;
+    return status;
 }
 
 static long clamp(int64_t number, long least, long most)
@@ -187,7 +195,7 @@ static long clamp(int64_t number, long least, long most)
 static int agree(struct bench *bench, int64_t mean_ns, int64_t within_ns, long *iterations_p)
 {
     int64_t slowest_ns = mean_ns < 1 ? 1 : mean_ns;
-    const int status = reduce_numbers(bench, "perf.agree", &slowest_ns, 1, HVD_MAX);
+    const int status = agree_on_number(bench, "perf.agree", &slowest_ns, HVD_MAX);
     if (status == HVD_OK)
         *iterations_p = clamp(within_ns / slowest_ns, ITERATIONS_LEAST, ITERATIONS_MOST);
     return status;
@@ -273,7 +281,7 @@ static int check(struct bench *bench, int64_t *errors_p)
         perf_complain(bench->rank, "%" PRId64 " wrong elements at %" PRIu64 " bytes", errors,
                       bench->bytes);
     if (status == HVD_OK)
-        status = reduce_numbers(bench, "perf.errors", &errors, 1, HVD_SUM);
+        status = agree_on_number(bench, "perf.errors", &errors, HVD_SUM);
     *errors_p = errors;
     return status;
 }
@@ -316,88 +324,96 @@ static void print_result(struct bench *bench, long iterations, int64_t errors)
 
 static int reference(struct bench *bench)
 {
-    int code = 0;
     if (!bench->options->reference || bench->bytes == 0)
-        return 0;
-    if (bench->rank == 0)
-        code = perf_reference(bench->options, bench->size, bench->bytes);
-    return hvd_barrier(bench->session, "perf.reference") == HVD_OK ? code : 1;
+        return HVD_OK;
+    if (bench->rank == 0 && perf_reference(bench->options, bench->size, bench->bytes) != 0)
+        bench->failed = true;
+    return perf_barrier(bench->session, bench->options, "perf.reference");
 }
 
+static int time_ops(struct bench *bench, long *iterations_p)
+{
+    int status = warm_up(bench, iterations_p);
+    if (status == HVD_OK)
+        status = iterate(bench, *iterations_p, bench->times_ns);
+    return status == HVD_OK ? perf_agree(bench->session, bench->options, "perf.times",
+                                         bench->times_ns, *iterations_p, HVD_MAX)
+                            : status;
+}
+
+/* HVD_OK, wrong results or not, or what an op ended with. */
 static int measure_size(struct bench *bench, uint64_t bytes)
 {
-    long iterations;
+    long iterations = 0;
     int64_t errors = -1;
     set_size(bench, bytes);
     fill(bench, 0);
-    if (warm_up(bench, &iterations) != HVD_OK ||
-        iterate(bench, iterations, bench->times_ns) != HVD_OK ||
-        reduce_numbers(bench, "perf.times", bench->times_ns, iterations, HVD_MAX) != HVD_OK)
-        return 1;
-    if (bench->options->check && bench->options->op != PERF_BARRIER &&
-        check(bench, &errors) != HVD_OK)
-        return 1;
+    int status = time_ops(bench, &iterations);
+    if (status == HVD_OK && bench->options->check && bench->options->op != PERF_BARRIER)
+        status = check(bench, &errors);
+    if (status != HVD_OK)
+        return status;
     if (bench->rank == 0)
         print_result(bench, iterations, errors);
-    if (reference(bench) != 0)
-        return 1;
-    return errors > 0;
+    bench->failed |= errors > 0;
+    return reference(bench);
 }
 
+/* Ends with the first size at which an op fails. */
 static int measure_sizes(struct bench *bench)
 {
-    int code = 0;
     const struct perf_options *options = bench->options;
+    if (bench->rank == 0)
+        perf_print_header(stdout, options, bench->size, hvd_cross_size(bench->session));
     if (options->op == PERF_BARRIER || options->op == PERF_GRADIENTS)
         return measure_size(bench, 0);
     for (uint64_t bytes = options->bytes_min; bytes <= options->bytes_max;) {
-        code |= measure_size(bench, bytes);
-        if (hvd_session_status(bench->session) != HVD_OK)
-            return 1;
-        if (bytes > options->bytes_max / (uint64_t)options->factor)
-            break;
+        const int status = measure_size(bench, bytes);
+        if (status != HVD_OK || bytes > options->bytes_max / (uint64_t)options->factor)
+            return status;
         bytes = bytes == 0 ? 1 : bytes * (uint64_t)options->factor;
     }
-    return code;
+    return HVD_OK;
+}
+
+static int prepare(struct bench *bench, struct hvd_session *session,
+                   const struct perf_options *options)
+{
+    const long room = options->iterations > ITERATIONS_MOST ? options->iterations : ITERATIONS_MOST;
+    *bench = (struct bench){
+        .session = session,
+        .options = options,
+        .rank = hvd_rank(session),
+        .size = hvd_size(session),
+        .tensors = {.options = options},
+        .pattern = {.dtype = options->dtype,
+                    .reduce_op = perf_op_reduces(options->op) ? options->reduce_op : HVD_SUM},
+    };
+    bench->times_ns =
+        calloc((size_t)(room > options->warmup ? room : options->warmup), sizeof(int64_t));
+    if (bench->times_ns == NULL)
+        return HVD_ERR_NO_MEMORY;
+    return perf_tensors_get(&bench->tensors, session, options);
 }
 
 int perf_measure(struct hvd_session *session, const struct perf_options *options)
 {
-    const long room = options->iterations > ITERATIONS_MOST ? options->iterations : ITERATIONS_MOST;
-    struct bench *bench = calloc(1, sizeof *bench);
-    if (bench == NULL)
+    struct bench *bench = &the_bench;
+    if (prepare(bench, session, options) != HVD_OK)
+        bench->failed = true;
+    else if (measure_sizes(bench) != HVD_OK)
         return 1;
-    bench->session = session;
-    bench->options = options;
-    bench->rank = hvd_rank(session);
-    bench->size = hvd_size(session);
-    bench->pattern = (struct perf_pattern){
-        .dtype = options->dtype,
-        .reduce_op = perf_op_reduces(options->op) ? options->reduce_op : HVD_SUM,
-    };
-    bench->times_ns =
-        calloc((size_t)(room > options->warmup ? room : options->warmup), sizeof(int64_t));
-    int code = 1;
-    bench->tensors.options = options;
-    if (bench->times_ns != NULL && perf_tensors_get(&bench->tensors, session, options) == HVD_OK) {
-        if (bench->rank == 0)
-            perf_print_header(stdout, options, bench->size, hvd_cross_size(session));
-        code = measure_sizes(bench);
-    }
     perf_tensors_put(&bench->tensors);
     free(bench->times_ns);
-    free(bench);
-    return code;
+    return bench->failed;
 }
 
 int perf_idle(struct hvd_session *session, const struct perf_options *options)
 {
     const struct timespec rest = {.tv_sec = (time_t)(options->idle_ns / HVI_NS_SEC),
                                   .tv_nsec = (long)(options->idle_ns % HVI_NS_SEC)};
-    if (hvd_barrier(session, "perf.idle") != HVD_OK) {
-        perf_complain(hvd_rank(session), "barrier: %s", hvd_last_error());
+    if (perf_barrier(session, options, "perf.idle") != HVD_OK)
         return 1;
-    }
     if (hvd_rank(session) == 0) {
         printf("idle\n");
         fflush(stdout);

@@ -95,7 +95,7 @@ static const struct row rows[] = {
     {'A', "attach", "N", "measure N cycles of open and close instead"},
     {'I', "idle", "S", "attach, say so, and do nothing for S seconds instead"},
     {'a', "address", "DIR", "the hvdd to use (default: HVD_ADDRESS, else a private one)"},
-    {'t', "timeout", "S", "longest wait for one op (60)"},
+    {'t', "timeout", "S", "longest wait for one op, also for those between iterations (60)"},
     {'j', "json", NULL, "one JSON object per line"},
     {'h', "help", NULL, "this text"},
     {'v', "version", NULL, "version"},

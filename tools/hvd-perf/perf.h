@@ -41,7 +41,7 @@ struct perf_options {
     long attach; /* open/close cycles to measure instead; 0: none */
     const char *address;
     const char *sizes;   /* file with the elements of each tensor of PERF_GRADIENTS */
-    uint64_t timeout_ns; /* for one op */
+    uint64_t timeout_ns; /* of the wait for one op */
     uint64_t budget_ns;  /* of measuring one size, when iterations is 0 */
     uint64_t idle_ns;    /* attach and do nothing instead; 0: no */
     bool check, json, reference, out_of_place, no_barrier, unnamed, new_names;
@@ -135,6 +135,16 @@ struct perf_tensors {
 int perf_tensors_get(struct perf_tensors *tensors, struct hvd_session *session,
                      const struct perf_options *options);
 void perf_tensors_put(struct perf_tensors *tensors);
+
+/* ---- ops by which ranks meet and agree ----
+ *
+ * Each blocks for options->timeout_ns at most and prints what goes wrong. HVD_OK, or what the op ended
+ * with; after HVD_ERR_TIMEOUT it goes on, and its memory has to stay. */
+
+int perf_barrier(struct hvd_session *session, const struct perf_options *options, const char *name);
+/* Each of `count` numbers becomes its reduction over the ranks. */
+int perf_agree(struct hvd_session *session, const struct perf_options *options, const char *name,
+               int64_t *numbers, long count, enum hvd_reduce_op reduce_op);
 
 /* ---- measuring; each returns an exit code and prints errors to stderr ---- */
 

@@ -8,13 +8,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define NEVER 1000
+#define NEVER      1000
+#define TIMEOUT_NS INT64_C(7000000000)
 
 struct hvd_op {
     char name[64];
 };
 
-static int acting; /* so many ops do what they should, those after them nothing */
+static int acting;       /* so many ops do what they should, those after them nothing */
+static const char *slow; /* the op of that name does not end */
+static int submitted;
+static int submitted_at_timeout; /* -1: there was none */
+static struct hvd_tensor slow_out;
 
 /* ---- the library ---- */
 
@@ -39,6 +44,9 @@ static int submit(const char *name, const struct hvd_tensor *in, const struct hv
     *op_p = calloc(1, sizeof **op_p);
     ck_assert_ptr_nonnull(*op_p);
     snprintf((*op_p)->name, sizeof(*op_p)->name, "%s", name);
+    submitted++;
+    if (out != NULL && strcmp(name, slow) == 0)
+        slow_out = *out;
     if (in != NULL && in->data != out->data && acting-- > 0)
         memcpy(out->data, in->data, (size_t)in->dims[0] * hvd_dtype_size(in->dtype));
     return HVD_OK;
@@ -94,32 +102,17 @@ int hvd_barrier_async(struct hvd_session *session, const char *name,
 
 int hvd_wait(struct hvd_op *op, int64_t timeout_ns)
 {
-    (void)op, (void)timeout_ns;
-    return HVD_OK;
+    ck_assert_msg(timeout_ns == TIMEOUT_NS, "%s is waited for during %lld ns", op->name,
+                  (long long)timeout_ns);
+    if (strcmp(op->name, slow) != 0)
+        return HVD_OK;
+    submitted_at_timeout = submitted;
+    return HVD_ERR_TIMEOUT;
 }
 
 void hvd_op_free(struct hvd_op *op)
 {
     free(op);
-}
-
-int hvd_barrier(struct hvd_session *session, const char *name)
-{
-    (void)session, (void)name;
-    return HVD_OK;
-}
-
-int hvd_allreduce(struct hvd_session *session, const char *name, const struct hvd_tensor *in,
-                  const struct hvd_tensor *out, enum hvd_reduce_op reduce_op)
-{
-    (void)session, (void)name, (void)in, (void)out, (void)reduce_op;
-    return HVD_OK;
-}
-
-int hvd_session_status(struct hvd_session *session)
-{
-    (void)session;
-    return HVD_OK;
 }
 
 /* ---- tests ---- */
@@ -132,7 +125,10 @@ static int measure(const char *line)
     char *argv[32];
     int argc = 0;
     struct perf_options options;
-    snprintf(copy, sizeof copy, "hvd-perf %s", line);
+    submitted = 0;
+    submitted_at_timeout = -1;
+    slow_out = (struct hvd_tensor){0};
+    snprintf(copy, sizeof copy, "hvd-perf --timeout 7 -m malloc -c %s", line);
     for (char *word = strtok(copy, " "); word != NULL; word = strtok(NULL, " "))
         argv[argc++] = word;
     argv[argc] = NULL;
@@ -147,8 +143,7 @@ static const char *const two_buffers[] = {"allgather", "alltoall", "reducescatte
 START_TEST(an_op_that_writes_nothing_any_more_is_seen_by_the_check)
 {
     char line[128];
-    snprintf(line, sizeof line, "-m malloc -c -w 1 -i 1 -b 64 -e 256 -o %s", two_buffers[_i]);
-    acting = NEVER;
+    snprintf(line, sizeof line, "-w 1 -i 1 -b 64 -e 256 -o %s", two_buffers[_i]);
     ck_assert_int_eq(measure(line), 0);
     for (acting = 2; acting < 6; acting++) {
         const int before = acting;
@@ -159,12 +154,45 @@ START_TEST(an_op_that_writes_nothing_any_more_is_seen_by_the_check)
 }
 END_TEST
 
+static const char *const waited_for[] = {"perf.barrier", "perf.agree",     "perf.0.0",   "perf.0.2",
+                                         "perf.times",   "perf.reference", "perf.errors"};
+
+START_TEST(an_op_that_does_not_end_in_time_ends_the_measuring)
+{
+    slow = waited_for[_i];
+    ck_assert_int_eq(measure("-b 64 -e 1K --outstanding 3 --seconds 0.0001 -w 0 --memcpy"), 1);
+    ck_assert_int_eq(submitted, submitted_at_timeout);
+    if (slow_out.data != NULL) /* the op goes on and writes */
+        memset(slow_out.data, 0, (size_t)slow_out.dims[0] * hvd_dtype_size(slow_out.dtype));
+}
+END_TEST
+
+START_TEST(ranks_that_idle_wait_for_the_others_until_the_timeout)
+{
+    const struct perf_options options = {.timeout_ns = TIMEOUT_NS, .idle_ns = 1};
+    submitted_at_timeout = -1;
+    ck_assert_int_eq(perf_idle(NULL, &options), 0);
+    slow = "perf.idle";
+    ck_assert_int_eq(perf_idle(NULL, &options), 1);
+}
+END_TEST
+
+static void set_up(void)
+{
+    acting = NEVER;
+    slow = "";
+}
+
 int main(void)
 {
     Suite *suite = suite_create("tools/hvd-perf/measure");
     TCase *tests = tcase_create("measure");
+    tcase_add_checked_fixture(tests, set_up, NULL);
     tcase_add_loop_test(tests, an_op_that_writes_nothing_any_more_is_seen_by_the_check, 0,
                         sizeof two_buffers / sizeof two_buffers[0]);
+    tcase_add_loop_test(tests, an_op_that_does_not_end_in_time_ends_the_measuring, 0,
+                        sizeof waited_for / sizeof waited_for[0]);
+    tcase_add_test(tests, ranks_that_idle_wait_for_the_others_until_the_timeout);
     suite_add_tcase(suite, tests);
     return hvt_run_suite(suite);
 }
