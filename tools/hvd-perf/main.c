@@ -4,8 +4,6 @@
  * of hvdd what every trainer sees: hvd.h. */
 #include "tools/hvd-perf/perf.h"
 
-#include "base/slurm.h"
-
 #include <errno.h>
 #include <limits.h>
 #include <stdlib.h>
@@ -13,17 +11,6 @@
 #include <unistd.h>
 
 #define RANKS_DEFAULT 2
-
-/* True inside a launcher that the library understands. */
-static bool is_rank(void)
-{
-    static const char *const names[] = {"HVD_RANK", "HOROVOD_RANK", "RANK", "OMPI_COMM_WORLD_RANK",
-                                        "PMI_RANK"};
-    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
-        if (getenv(names[i]) != NULL)
-            return true;
-    return hvi_slurm_is_step_of_ranks(getenv("SLURM_STEP_ID"));
-}
 
 /* hvdrun beside this program, else the one in PATH. */
 static void find_hvdrun(const char *self, char *path_p, size_t size)
@@ -95,6 +82,15 @@ static int be_rank(const struct perf_options *options)
     return code;
 }
 
+static int run(const struct perf_options *options, int argc, char **argv)
+{
+    const struct perf_launcher *launcher = perf_launcher();
+    if (launcher == NULL)
+        return become_hvdrun(options, argc, argv);
+    perf_launcher_warn(launcher, options->ranks);
+    return be_rank(options);
+}
+
 int main(int argc, char **argv)
 {
     struct perf_options options;
@@ -107,9 +103,7 @@ int main(int argc, char **argv)
         perf_options_help(stdout);
     else if (options.version)
         printf("hvd-perf %s\n", hvd_version());
-    else if (is_rank())
-        return be_rank(&options);
     else
-        return become_hvdrun(&options, argc, argv);
+        return run(&options, argc, argv);
     return 0;
 }

@@ -73,7 +73,7 @@ struct row {
 static const struct row rows[] = {
     {'o', "op", "OP",
      "allreduce (default), allgather, broadcast, alltoall, reducescatter, barrier, gradients"},
-    {'n', "ranks", "N", "start N ranks with hvdrun (2); inside a launcher: ignored"},
+    {'n', "ranks", "N", "start N ranks with hvdrun (2); without effect in a rank of a launcher"},
     {'b', "min-bytes", "SIZE", "smallest size (4); 4, 64K, 1M, 2G"},
     {'e', "max-bytes", "SIZE", "largest size (64M)"},
     {'f', "factor", "F", "from one size to the next (4)"},

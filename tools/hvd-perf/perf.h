@@ -57,6 +57,18 @@ const char *perf_memory_text(enum perf_memory memory);
 const char *perf_dtype_text(enum hvd_dtype dtype);
 const char *perf_reduce_text(enum hvd_reduce_op reduce_op);
 
+/* The environment variables of a launcher. */
+struct perf_launcher {
+    const char *rank, *size;
+};
+
+/* The launcher that libhvdclient takes this process for a rank of, or another one whose variables are
+ * set too; NULL: none. */
+const struct perf_launcher *perf_launcher(void);
+/* Rank 0 says on stderr that -n has no effect, if it was given (ranks > 0) and the launcher has another
+ * number of ranks. */
+void perf_launcher_warn(const struct perf_launcher *launcher, int ranks);
+
 /* One line of the result. Times are the maximum over the ranks in each iteration; median, 99th
  * percentile, minimum, mean. */
 struct perf_row {

@@ -335,11 +335,23 @@ END_TEST
 START_TEST(started_by_a_user_it_starts_ranks_with_hvdrun)
 {
     char words[256];
+    setenv("RANK", "", 1); /* as good as unset */
     snprintf(words, sizeof words, "-n 2 --address %s -b 8 -e 8 -w 0 -i 1 -c --json", address);
     const int code = run(words, 1, 0);
     ck_assert_msg(code == 0, "exit status %d: %s", code, err);
     expect_row(0, "allreduce", 8, 1);
     expect_rows(1);
+}
+END_TEST
+
+START_TEST(ranks_of_a_launcher_say_that_another_number_has_no_effect)
+{
+    ck_assert_int_eq(run("-n 3 -o barrier -w 0 -i 1 --json", 2, 2), 0);
+    expect_row(0, "barrier", 0, 1);
+    ck_assert_str_eq(err,
+                     "hvd-perf: -n 3 has no effect: HVD_RANK=0 says that this process is a rank "
+                     "of a launcher; unset it to start ranks here\n");
+    measure("-n 2 -o barrier -w 0 -i 1 --json");
 }
 END_TEST
 
@@ -369,6 +381,7 @@ int main(void)
     tcase_add_loop_test(tests, without_a_hvdd_there_is_a_sentence, 0, 2);
     tcase_add_test(tests, help_and_version_need_no_hvdd_and_nonsense_is_refused);
     tcase_add_test(tests, started_by_a_user_it_starts_ranks_with_hvdrun);
+    tcase_add_test(tests, ranks_of_a_launcher_say_that_another_number_has_no_effect);
     suite_add_tcase(suite, tests);
     return hvt_run_suite(suite);
 }
