@@ -140,7 +140,7 @@ void perf_fill(const struct perf_pattern *pattern, int rank, void *data, uint64_
 /* ---- expected ---- */
 
 struct expected {
-    int64_t whole[PERF_PERIOD]; /* integers, before they are cut to the dtype */
+    int64_t whole[PERF_PERIOD]; /* integers; their first bytes are the element */
     double real[PERF_PERIOD];   /* floats */
 };
 
@@ -172,6 +172,25 @@ static double combine_real(enum hvd_reduce_op reduce_op, double a, double b)
     }
 }
 
+/* A sum in a dtype of integers wraps. */
+static int64_t cut(enum hvd_dtype dtype, int64_t whole)
+{
+    switch (dtype) {
+    case HVD_UINT8:
+        return (uint8_t)whole;
+    case HVD_INT8:
+        return (int8_t)whole;
+    case HVD_UINT16:
+        return (uint16_t)whole;
+    case HVD_INT16:
+        return (int16_t)whole;
+    case HVD_INT32:
+        return (int32_t)whole;
+    default:
+        return whole;
+    }
+}
+
 static void expect_place(const struct perf_pattern *pattern, int ranks, int place,
                          struct expected *expected_p)
 {
@@ -183,6 +202,7 @@ static void expect_place(const struct perf_pattern *pattern, int ranks, int plac
         whole = combine_whole(reduce_op, whole, value);
         real = combine_real(reduce_op, real, value);
     }
+    whole = cut(pattern->dtype, whole);
     expected_p->whole[place] = reduce_op == HVD_AVERAGE ? whole / ranks : whole;
     expected_p->real[place] = reduce_op == HVD_AVERAGE ? real / ranks : real;
 }

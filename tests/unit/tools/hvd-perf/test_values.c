@@ -126,6 +126,33 @@ START_TEST(an_integer_product_wraps)
 }
 END_TEST
 
+/* hvd.h: integer sums wrap, and averages truncate toward zero. */
+START_TEST(an_integer_average_is_that_of_the_wrapped_sum)
+{
+    enum { RANKS = 200 };
+    static uint8_t part[ELEMENTS], sum[ELEMENTS];
+    static int8_t signed_sum[ELEMENTS];
+    struct perf_pattern pattern = pattern_of(HVD_UINT8, HVD_AVERAGE);
+    for (int r = 0; r < RANKS; r++) {
+        perf_fill(&pattern, r, part, ELEMENTS);
+        for (size_t i = 0; i < ELEMENTS; i++)
+            sum[i] = (uint8_t)(sum[i] + part[i]);
+    }
+    for (size_t i = 0; i < ELEMENTS; i++)
+        sum[i] = sum[i] / RANKS;
+    ck_assert_uint_eq(perf_check_reduced(&pattern, RANKS, 0, sum, ELEMENTS), 0);
+    pattern.dtype = HVD_INT8;
+    for (int r = 0; r < RANKS; r++) {
+        perf_fill(&pattern, r, part, ELEMENTS);
+        for (size_t i = 0; i < ELEMENTS; i++)
+            signed_sum[i] = (int8_t)(signed_sum[i] + (int8_t)part[i]);
+    }
+    for (size_t i = 0; i < ELEMENTS; i++)
+        signed_sum[i] = (int8_t)(signed_sum[i] / RANKS);
+    ck_assert_uint_eq(perf_check_reduced(&pattern, RANKS, 0, signed_sum, ELEMENTS), 0);
+}
+END_TEST
+
 START_TEST(small_counts_are_filled_too)
 {
     const struct perf_pattern pattern = pattern_of(HVD_INT8, HVD_SUM);
@@ -151,6 +178,7 @@ int main(void)
     tcase_add_test(tests, parts_of_a_result_longer_than_the_period_pass);
     tcase_add_test(tests, a_float_reduction_of_four_ranks_passes);
     tcase_add_test(tests, an_integer_product_wraps);
+    tcase_add_test(tests, an_integer_average_is_that_of_the_wrapped_sum);
     tcase_add_test(tests, small_counts_are_filled_too);
     suite_add_tcase(suite, tests);
     return hvt_run_suite(suite);
