@@ -3,8 +3,8 @@
  *   memcpy        one thread copies `bytes`
  *   onepass       all cores sum N float32 buffers of `bytes` and write the sum back to all N: the
  *                 memory traffic that an in-place allreduce of N ranks cannot avoid
- *   onepass-huge  the same where the buffers have huge pages, when the kernel gives any (sizes of
- *                 2 MiB and more): less time is lost in page tables
+ *   onepass-huge  the same on huge pages, if the kernel gives them to all buffers (sizes of 2 MiB and
+ *                 more): less time is lost in page tables
  *
  * A bar is a share of these, so they have to be the best there is: one thread per core, pinned;
  * each sum stays in registers from the N loads to the N stores. Measured on a Zen 4 against it and
@@ -216,17 +216,44 @@ static void time_rounds(void (*round)(void *), void *argument, struct perf_row *
     row->iterations = (long)count;
 }
 
+/* Of the mapping that has this address, by the kernel's own account. */
+static uint64_t huge_bytes_at(const void *address)
+{
+    char line[512];
+    unsigned long from, end, kib;
+    bool here = false;
+    uint64_t bytes = 0;
+    FILE *file = fopen("/proc/self/smaps", "re");
+    while (file != NULL && fgets(line, sizeof line, file) != NULL) {
+        if (sscanf(line, "%lx-%lx ", &from, &end) == 2)
+            here = (uintptr_t)address >= from && (uintptr_t)address < end;
+        else if (here && sscanf(line, "AnonHugePages: %lu kB", &kib) == 1)
+            bytes = (uint64_t)kib * 1024;
+    }
+    if (file != NULL)
+        fclose(file);
+    return bytes;
+}
+
+/* Advice is taken also by a kernel that has no huge pages, or none left. */
+static bool is_huge(const void *memory, uint64_t bytes)
+{
+    return huge_bytes_at(memory) >= bytes / HVI_HUGE_BYTES * HVI_HUGE_BYTES;
+}
+
+/* NULL also where huge pages are asked for and do not come. */
 static void *touched(uint64_t bytes, bool huge)
 {
     void *memory = NULL;
     if (posix_memalign(&memory, huge ? HVI_HUGE_BYTES : 4096, bytes + 1) != 0)
         return NULL;
-    if (huge && madvise(memory, bytes, MADV_HUGEPAGE) != 0) {
-        free(memory);
-        return NULL;
-    }
-    memset(memory, 0, bytes + 1);
-    return memory;
+    const bool advised = !huge || madvise(memory, bytes, MADV_HUGEPAGE) == 0;
+    if (advised)
+        memset(memory, 0, bytes + 1);
+    if (advised && (!huge || is_huge(memory, bytes)))
+        return memory;
+    free(memory);
+    return NULL;
 }
 
 static struct perf_row reference_row(const char *op, int np, uint64_t bytes, int threads)

@@ -7,6 +7,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 
 #define NEVER      1000
 #define TIMEOUT_NS INT64_C(7000000000)
@@ -167,6 +168,24 @@ START_TEST(an_op_that_does_not_end_in_time_ends_the_measuring)
 }
 END_TEST
 
+/* The kernel takes the advice all the same. */
+START_TEST(a_process_without_huge_pages_has_no_row_of_them)
+{
+    char path[] = "/tmp/hvt-rows-XXXXXX";
+    char rows[4096] = "";
+    const struct perf_options options = {.json = true};
+    const int file = mkstemp(path);
+    ck_assert(file >= 0 && unlink(path) == 0);
+    ck_assert_int_eq(prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0), 0);
+    fflush(stdout);
+    ck_assert_int_eq(dup2(file, STDOUT_FILENO), STDOUT_FILENO);
+    ck_assert_int_eq(perf_reference(&options, 1, 2u << 20), 0);
+    ck_assert_int_gt(pread(file, rows, sizeof rows - 1, 0), 0);
+    ck_assert_ptr_nonnull(strstr(rows, "\"onepass\""));
+    ck_assert_ptr_null(strstr(rows, "\"onepass-huge\""));
+}
+END_TEST
+
 START_TEST(ranks_that_idle_wait_for_the_others_until_the_timeout)
 {
     const struct perf_options options = {.timeout_ns = TIMEOUT_NS, .idle_ns = 1};
@@ -193,6 +212,7 @@ int main(void)
     tcase_add_loop_test(tests, an_op_that_does_not_end_in_time_ends_the_measuring, 0,
                         sizeof waited_for / sizeof waited_for[0]);
     tcase_add_test(tests, ranks_that_idle_wait_for_the_others_until_the_timeout);
+    tcase_add_test(tests, a_process_without_huge_pages_has_no_row_of_them);
     suite_add_tcase(suite, tests);
     return hvt_run_suite(suite);
 }
