@@ -11,7 +11,7 @@
 #include <stdlib.h>
 
 struct cycles {
-    int rank, size;
+    int rank, size, nodes;
     long count;
     int64_t *open_ns, *close_ns;
     int64_t leaked; /* descriptors */
@@ -43,6 +43,7 @@ static int cycle(const struct hvd_options *open_options, const struct perf_optio
     cycles->open_ns[i] = (int64_t)(hvi_clock_ns() - start_ns);
     cycles->rank = hvd_rank(session);
     cycles->size = hvd_size(session);
+    cycles->nodes = hvd_cross_size(session);
     status = perf_barrier(session, options, "perf.attached");
     const uint64_t close_ns = hvi_clock_ns();
     hvd_close(session);
@@ -82,9 +83,10 @@ static void print_result(const struct cycles *cycles, bool json, int fds_before,
         printf("{\"op\": \"attach\", \"np\": %d, \"iterations\": %ld, \"time_us\": %.3f, "
                "\"time_us_p99\": %.3f, \"time_us_min\": %.3f, \"close_us\": %.3f, "
                "\"close_us_p99\": %.3f, \"fds_before\": %d, \"fds_after\": %d, \"errors\": %" PRId64
-               "}\n",
+               ", \"nodes\": %d, \"version\": \"%s\"}\n",
                cycles->size, cycles->count, open_row.time_us, open_row.p99_us, open_row.min_us,
-               close_row.time_us, close_row.p99_us, fds_before, fds_after, cycles->leaked);
+               close_row.time_us, close_row.p99_us, fds_before, fds_after, cycles->leaked,
+               cycles->nodes, hvd_version());
     else
         printf("# attach, %d ranks, %ld cycles (the slowest rank of each)\n"
                "open   median %.3f ms   p99 %.3f ms   min %.3f ms\n"

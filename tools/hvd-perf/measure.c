@@ -209,15 +209,20 @@ static int iterate_mean(struct bench *bench, long iterations, int64_t *mean_ns_p
     return status;
 }
 
+/* The number of iterations is found by a look at one at least. */
+static long warmup_of(const struct perf_options *options)
+{
+    return options->warmup > 0 || options->iterations > 0 ? options->warmup : 1;
+}
+
 /* Warms up and says how many iterations to measure. The first iterations touch new memory and wake
  * everybody, so the number comes from a second, longer look. */
 static int warm_up(struct bench *bench, long *iterations_p)
 {
     const struct perf_options *options = bench->options;
-    const long warmup = options->warmup > 0 || options->iterations > 0 ? options->warmup : 1;
     int64_t mean_ns = 0;
     long look = 0;
-    int status = iterate_mean(bench, warmup, &mean_ns);
+    int status = iterate_mean(bench, warmup_of(options), &mean_ns);
     *iterations_p = options->iterations;
     if (status != HVD_OK || options->iterations > 0)
         return status;
@@ -317,6 +322,13 @@ static void print_result(struct bench *bench, long iterations, int64_t errors)
         .errors = errors,
         .iterations = iterations,
         .outstanding = bench->tensors.count,
+        .nodes = hvd_cross_size(bench->session),
+        .out_of_place = moves && perf_out_of_place(options),
+        .barrier = !options->no_barrier,
+        .names = options->unnamed     ? "unnamed"
+                 : options->new_names ? "new"
+                                      : "repeated",
+        .warmup = warmup_of(options),
     };
     perf_row_times(&row, bench->times_ns, (size_t)iterations, (double)options->outstanding);
     perf_print_row(stdout, options->json, &row);
@@ -408,16 +420,24 @@ int perf_measure(struct hvd_session *session, const struct perf_options *options
     return bench->failed;
 }
 
+static void print_idle(struct hvd_session *session, bool json)
+{
+    if (json)
+        printf("{\"op\": \"idle\", \"np\": %d, \"nodes\": %d, \"version\": \"%s\"}\n",
+               hvd_size(session), hvd_cross_size(session), hvd_version());
+    else
+        printf("idle\n");
+    fflush(stdout);
+}
+
 int perf_idle(struct hvd_session *session, const struct perf_options *options)
 {
     const struct timespec rest = {.tv_sec = (time_t)(options->idle_ns / HVI_NS_SEC),
                                   .tv_nsec = (long)(options->idle_ns % HVI_NS_SEC)};
     if (perf_barrier(session, options, "perf.idle") != HVD_OK)
         return 1;
-    if (hvd_rank(session) == 0) {
-        printf("idle\n");
-        fflush(stdout);
-    }
+    if (hvd_rank(session) == 0)
+        print_idle(session, options->json);
     while (clock_nanosleep(CLOCK_MONOTONIC, 0, &rest, NULL) == EINTR)
         continue;
     return 0;

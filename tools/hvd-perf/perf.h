@@ -81,6 +81,10 @@ struct perf_row {
     int64_t errors;    /* -1: not checked */
     long iterations, outstanding;
     int threads; /* of a reference row, otherwise 0 */
+    int nodes;
+    bool out_of_place, barrier; /* barrier: before each iteration */
+    const char *names;          /* "repeated", "new" in each iteration, "unnamed" */
+    long warmup;
 };
 
 /* Sorts `ns` and fills in the times, each divided by `divisor`. count > 0. */
@@ -125,6 +129,9 @@ int perf_sizes_read(const char *path, uint64_t **counts_p, long *count_p, char *
  * result's. */
 uint64_t perf_in_count(enum perf_op op, int ranks, uint64_t bytes, size_t element);
 uint64_t perf_out_count(enum perf_op op, int ranks, uint64_t in_count);
+
+/* Whether an output is other memory than its input. */
+bool perf_out_of_place(const struct perf_options *options);
 
 struct perf_tensor {
     void *in, *out; /* the same when in place; NULL when the op has none */

@@ -270,6 +270,10 @@ static struct perf_row reference_row(const char *op, int np, uint64_t bytes, int
         .errors = -1,
         .outstanding = 1,
         .threads = threads,
+        .nodes = 1,
+        .out_of_place = strcmp(op, "memcpy") == 0,
+        .names = "",
+        .warmup = 1,
     };
 }
 

@@ -53,20 +53,43 @@ double perf_bus_factor(enum perf_op op, int ranks)
     return 0;
 }
 
+static const char *names_said(const struct perf_options *options)
+{
+    return options->unnamed     ? ", unnamed"
+           : options->new_names ? ", new names in each iteration"
+                                : "";
+}
+
 void perf_print_header(FILE *out, const struct perf_options *options, int ranks, int nodes)
 {
     char where[32] = "";
+    char together[64] = "";
     if (options->json)
         return;
     const bool reduces = perf_op_reduces(options->op);
     if (nodes > 1)
         snprintf(where, sizeof where, " on %d nodes", nodes);
-    fprintf(out, "# hvd-perf %s: %s %s%s%s, %d ranks%s, buffers in %s memory%s\n", hvd_version(),
-            perf_op_text(options->op), reduces ? perf_reduce_text(options->reduce_op) : "",
-            reduces ? " " : "", perf_dtype_text(options->dtype), ranks, where,
-            perf_memory_text(options->memory), options->out_of_place ? ", out of place" : "");
+    if (options->outstanding > 1)
+        snprintf(together, sizeof together, ", %ld ops at a time (the time divided by that)",
+                 options->outstanding);
+    fprintf(out, "# hvd-perf %s: %s %s%s%s, %d ranks%s, buffers in %s memory%s%s%s%s\n",
+            hvd_version(), perf_op_text(options->op),
+            reduces ? perf_reduce_text(options->reduce_op) : "", reduces ? " " : "",
+            perf_dtype_text(options->dtype), ranks, where, perf_memory_text(options->memory),
+            options->out_of_place ? ", out of place" : "",
+            options->no_barrier ? ", no barrier" : "", names_said(options), together);
     fprintf(out, "#%-10s %12s %12s %10s %10s %10s %8s %8s %8s %7s\n", "op", "bytes", "count",
             "median us", "p99 us", "min us", "alg GB/s", "bus GB/s", "errors", "iter");
+}
+
+/* How it was measured. */
+static void print_json_way(FILE *out, const struct perf_row *row)
+{
+    fprintf(out,
+            "\"nodes\": %d, \"out_of_place\": %s, \"barrier\": %s, \"names\": \"%s\", "
+            "\"warmup\": %ld, \"version\": \"%s\"}\n",
+            row->nodes, row->out_of_place ? "true" : "false", row->barrier ? "true" : "false",
+            row->names, row->warmup, hvd_version());
 }
 
 static void print_json(FILE *out, const struct perf_row *row, double algbw)
@@ -80,10 +103,11 @@ static void print_json(FILE *out, const struct perf_row *row, double algbw)
         ", \"np\": %d, \"dtype\": \"%s\", \"memory\": \"%s\", \"reduce_op\": \"%s\", "
         "\"time_us\": %.3f, \"time_us_p99\": %.3f, \"time_us_min\": %.3f, \"time_us_mean\": %.3f, "
         "\"algbw_GBps\": %.4f, \"busbw_GBps\": %.4f, \"errors\": %s, \"iterations\": %ld, "
-        "\"outstanding\": %ld, \"threads\": %d}\n",
+        "\"outstanding\": %ld, \"threads\": %d, ",
         row->op, row->bytes, row->count, row->np, row->dtype, row->memory, row->reduce_op,
         row->time_us, row->p99_us, row->min_us, row->mean_us, algbw, algbw * row->bus_factor,
         errors, row->iterations, row->outstanding, row->threads);
+    print_json_way(out, row);
 }
 
 void perf_print_row(FILE *out, bool json, const struct perf_row *row)

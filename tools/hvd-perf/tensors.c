@@ -167,7 +167,7 @@ static uint64_t out_bytes(const struct perf_tensors *tensors, const struct perf_
            hvd_dtype_size(tensors->options->dtype);
 }
 
-static bool needs_two(const struct perf_options *options)
+bool perf_out_of_place(const struct perf_options *options)
 {
     return options->op == PERF_ALLGATHER || options->op == PERF_ALLTOALL ||
            options->op == PERF_REDUCESCATTER || options->out_of_place;
@@ -176,7 +176,7 @@ static bool needs_two(const struct perf_options *options)
 static int get_one_by_one(struct perf_tensors *tensors)
 {
     int status = HVD_OK;
-    const bool two = needs_two(tensors->options);
+    const bool two = perf_out_of_place(tensors->options);
     for (long k = 0; k < tensors->count && status == HVD_OK; k++) {
         struct perf_tensor *tensor = &tensors->list[k];
         status = get_ordinary(tensors, in_bytes(tensors, tensor), ALIGN_SMALL, &tensor->in);
@@ -191,7 +191,7 @@ static int get_pieces(struct perf_tensors *tensors)
 {
     uint64_t in = 0;
     uint64_t out = 0;
-    const bool two = needs_two(tensors->options);
+    const bool two = perf_out_of_place(tensors->options);
     for (long k = 0; k < tensors->count; k++) {
         in += round_up(in_bytes(tensors, &tensors->list[k]));
         out += round_up(out_bytes(tensors, &tensors->list[k]));

@@ -218,6 +218,11 @@ START_TEST(many_ops_in_flight_with_names_of_their_own_are_right)
     expect_row(0, "allreduce", 512, 2);
     cJSON *object = row(0);
     ck_assert_int_eq((int)number_of(object, "outstanding"), 40);
+    ck_assert_int_eq((int)number_of(object, "nodes"), 1);
+    ck_assert_int_eq((int)number_of(object, "warmup"), 1);
+    ck_assert(cJSON_IsFalse(cJSON_GetObjectItem(object, "barrier")));
+    ck_assert(cJSON_IsFalse(cJSON_GetObjectItem(object, "out_of_place")));
+    ck_assert_str_eq(cJSON_GetStringValue(cJSON_GetObjectItem(object, "names")), "new");
     cJSON_Delete(object);
 }
 END_TEST
@@ -275,6 +280,12 @@ START_TEST(idle_ranks_say_once_that_all_are_there)
 {
     measure("--idle 0.001");
     ck_assert_str_eq(out, "idle\n");
+    measure("--idle 0.001 --json");
+    cJSON *object = row(0);
+    ck_assert_str_eq(cJSON_GetStringValue(cJSON_GetObjectItem(object, "op")), "idle");
+    ck_assert_int_eq((int)number_of(object, "np"), 2);
+    cJSON_Delete(object);
+    expect_rows(1);
 }
 END_TEST
 

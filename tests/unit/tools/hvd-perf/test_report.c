@@ -50,18 +50,23 @@ static char *print(bool json, const struct perf_row *row)
     return text;
 }
 
-START_TEST(the_heading_says_on_how_many_nodes_the_ranks_are)
+START_TEST(the_heading_says_where_the_ranks_are_and_how_ops_are_measured)
 {
-    const struct perf_options options = {.op = PERF_BARRIER};
+    struct perf_options options = {.op = PERF_BARRIER};
     char *text = NULL;
     size_t size = 0;
     FILE *out = open_memstream(&text, &size);
     ck_assert_ptr_nonnull(out);
     perf_print_header(out, &options, 4, 1);
     perf_print_header(out, &options, 4, 2);
+    options.unnamed = options.no_barrier = options.out_of_place = true;
+    options.outstanding = 3;
+    perf_print_header(out, &options, 4, 1);
     fclose(out);
     ck_assert_ptr_nonnull(strstr(text, ", 4 ranks, buffers in shared memory\n"));
     ck_assert_ptr_nonnull(strstr(text, ", 4 ranks on 2 nodes, buffers in shared memory\n"));
+    ck_assert_ptr_nonnull(
+        strstr(text, " memory, out of place, no barrier, unnamed, 3 ops at a time "));
     free(text);
 }
 END_TEST
@@ -84,6 +89,10 @@ START_TEST(a_row_is_json_or_a_table_line)
         .errors = 0,
         .iterations = 60,
         .outstanding = 1,
+        .nodes = 2,
+        .barrier = true,
+        .names = "new",
+        .warmup = 5,
     };
     char *text = print(true, &row);
     ck_assert_str_eq(text, "{\"op\": \"allreduce\", \"bytes\": 67108864, \"count\": 16777216, "
@@ -92,7 +101,9 @@ START_TEST(a_row_is_json_or_a_table_line)
                            "20000.000, \"time_us_min\": 15000.500, \"time_us_mean\": 17000.000, "
                            "\"algbw_GBps\": 4.0000, "
                            "\"busbw_GBps\": 6.0000, \"errors\": 0, \"iterations\": 60, "
-                           "\"outstanding\": 1, \"threads\": 0}\n");
+                           "\"outstanding\": 1, \"threads\": 0, \"nodes\": 2, "
+                           "\"out_of_place\": false, \"barrier\": true, \"names\": \"new\", "
+                           "\"warmup\": 5, \"version\": \"" HVD_VERSION_TEXT "\"}\n");
     free(text);
     text = print(false, &row);
     ck_assert_str_eq(text, " allreduce      67108864     16777216   16777.22   20000.00   15000.50"
@@ -111,9 +122,8 @@ int main(void)
     TCase *tests = tcase_create("report");
     tcase_add_test(tests, median_percentile_and_minimum_are_the_usual_ones);
     tcase_add_test(tests, bus_bandwidth_is_nccl_tests_definition);
-    tcase_add_test(tests, the_heading_says_on_how_many_nodes_the_ranks_are);
+    tcase_add_test(tests, the_heading_says_where_the_ranks_are_and_how_ops_are_measured);
     tcase_add_test(tests, a_row_is_json_or_a_table_line);
-    tcase_add_test(tests, the_heading_says_on_how_many_nodes_the_ranks_are);
     suite_add_tcase(suite, tests);
     return hvt_run_suite(suite);
 }
