@@ -5,7 +5,9 @@
 #include "tools/hvd-perf/perf.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -82,12 +84,34 @@ static int be_rank(const struct perf_options *options)
     return code;
 }
 
-static int run(const struct perf_options *options, int argc, char **argv)
+/* Whether stdout is closed. The next descriptor would be that one, and rows would go into a socket: it
+ * becomes one to which nothing can be written. */
+static bool hold_stdout(void)
+{
+    if (fcntl(STDOUT_FILENO, F_GETFD) >= 0)
+        return false;
+    const int none = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    if (none >= 0 && none != STDOUT_FILENO) {
+        dup2(none, STDOUT_FILENO);
+        close(none);
+    }
+    return true;
+}
+
+static int complain_of_stdout(void)
+{
+    fputs("hvd-perf: not everything could be written to standard output\n", stderr);
+    return 1;
+}
+
+/* hvdrun is content with a closed stdout. */
+static int run(const struct perf_options *options, bool closed, int argc, char **argv)
 {
     const struct perf_launcher *launcher = perf_launcher();
     if (launcher == NULL)
-        return become_hvdrun(options, argc, argv);
+        return closed ? complain_of_stdout() : become_hvdrun(options, argc, argv);
     perf_launcher_warn(launcher, options->ranks);
+    signal(SIGPIPE, SIG_IGN); /* a pipe that nobody reads is an error, which the end tells */
     return be_rank(options);
 }
 
@@ -99,11 +123,13 @@ int main(int argc, char **argv)
         fprintf(stderr, "hvd-perf: %s\nTry hvd-perf --help.\n", text);
         return 2;
     }
+    int code = 0;
+    const bool closed = hold_stdout();
     if (options.help)
         perf_options_help(stdout);
     else if (options.version)
         printf("hvd-perf %s\n", hvd_version());
     else
-        return run(&options, argc, argv);
-    return 0;
+        code = run(&options, closed, argc, argv);
+    return fflush(stdout) == 0 && !ferror(stdout) ? code : complain_of_stdout();
 }

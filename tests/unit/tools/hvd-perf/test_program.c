@@ -12,10 +12,12 @@
 #define READY_MS  30000
 #define RANKS_MAX 4
 #define WORDS_MAX 32
+#define IN_FILE   (-2)
 
 static char root[64], address[80];
 static pid_t hvdd;
 static char out[65536], err[8192]; /* of all ranks */
+static int elsewhere = IN_FILE;    /* their standard output; -1: closed */
 
 static const char *in_root(const char *name)
 {
@@ -93,6 +95,10 @@ static pid_t start(const char *words, int rank, int size)
         set_number("HVD_SIZE", size);
     }
     dup2(open(in_root("out"), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600), STDOUT_FILENO);
+    if (elsewhere == -1)
+        close(STDOUT_FILENO);
+    else if (elsewhere >= 0)
+        dup2(elsewhere, STDOUT_FILENO);
     dup2(open(in_root("err"), O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600), STDERR_FILENO);
     snprintf(line, sizeof line, "%s", words);
     for (char *word = strtok_r(line, " ", &rest); word != NULL && argc < WORDS_MAX;
@@ -366,6 +372,34 @@ START_TEST(ranks_of_a_launcher_say_that_another_number_has_no_effect)
 }
 END_TEST
 
+static const char *const unwritten[] = {"-b 8 -e 8 -w 0 -i 1", "--attach 1 --json", "--idle 0.001"};
+
+static void expect_unwritten(const char *words, int size)
+{
+    ck_assert_msg(run(words, 1, size) == 1, "%s", words);
+    ck_assert_str_eq(err, "hvd-perf: not everything could be written to standard output\n");
+}
+
+START_TEST(output_that_cannot_be_written_is_an_error)
+{
+    int ends[2];
+    ck_assert_int_eq(pipe(ends), 0);
+    close(ends[0]);
+    const int targets[] = {open("/dev/full", O_WRONLY | O_CLOEXEC), ends[1], -1};
+    for (size_t i = 0; i < sizeof targets / sizeof targets[0]; i++) {
+        elsewhere = targets[i];
+        expect_unwritten(unwritten[_i], 1);
+    }
+}
+END_TEST
+
+START_TEST(no_ranks_are_started_whose_rows_nobody_would_see)
+{
+    elsewhere = -1;
+    expect_unwritten("-n 2", 0);
+}
+END_TEST
+
 static void set_up(void)
 {
     setenv("HVD_ADDRESS", address, 1);
@@ -393,6 +427,9 @@ int main(void)
     tcase_add_test(tests, help_and_version_need_no_hvdd_and_nonsense_is_refused);
     tcase_add_test(tests, started_by_a_user_it_starts_ranks_with_hvdrun);
     tcase_add_test(tests, ranks_of_a_launcher_say_that_another_number_has_no_effect);
+    tcase_add_loop_test(tests, output_that_cannot_be_written_is_an_error, 0,
+                        sizeof unwritten / sizeof unwritten[0]);
+    tcase_add_test(tests, no_ranks_are_started_whose_rows_nobody_would_see);
     suite_add_tcase(suite, tests);
     return hvt_run_suite(suite);
 }
