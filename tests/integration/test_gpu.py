@@ -531,6 +531,22 @@ def test_a_refusal_says_what_is_missing_and_the_job_goes_on(case):
         reduce_on(staged, [0, 0])
 
 
+def test_a_gpu_that_a_rank_names_but_has_no_memory_on_is_its_jobs_no_longer_than_the_job_runs():
+    """So may a rank do whose device cgroup denies it that GPU: workers are not in that cgroup."""
+    with patient_gpus("devices=2;nvlink=all", *REFUSED) as daemon:
+        honest, liar = Job(daemon, 1), Job(daemon, 1, environment={"FAKEGPU": f"named=1;{daemon.environment['FAKEGPU']}"})
+        reduce_on(honest, [0])
+        for memory in ("device", "segment", "pool"):
+            told = liar.ranks[0].try_submit("allreduce", memory, dtype="int32", dims=[4], memory=memory)
+            assert not told.ok and "the memory lies on another GPU" in told.text, told
+        row, = (row for row in daemon.ctl.json("gpus")["gpus"] if row["job"] == liar.name)
+        assert (row["gpu"][-1], row["state"], row["imports"]) == ("1", "up", 0), row
+        liar.check_usable()
+        for job in (honest, liar):
+            job.close()
+        wait_until(lambda: [row["job"] for row in daemon.ctl.json("gpus")["gpus"]] == [honest.name], "the liar's worker to end", 5)
+
+
 # ---- hvdctl, generations ----
 
 
