@@ -10,6 +10,7 @@
  * |---|---|---|
  * | devices=N | 1 | devices of the machine, 16 at most. CUDA_VISIBLE_DEVICES is heeded, numbers and UUIDs |
  * | node=N | 0 | goes into the UUIDs, so that devices of two fake nodes differ |
+ * | named=N | 0 | CUDA says the N-th device's UUID of the first one: a trainer that lies |
  * | memory=MIB | 1000 | of each device, for each process |
  * | taken=DEVICE:MIB | none | what others have of a device, physical number |
  * | used=MIB | 0 | of each device, as NVML says |

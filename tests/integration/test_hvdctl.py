@@ -280,7 +280,7 @@ def test_doctor_looks_at_everything():
     _, checks = doctor()
     assert set(checks) >= {"kernel", "cores", "memory", "sealed memfd", "pidfd", "open files", "locked memory", "/dev/shm",
                            "huge pages (shmem)", "ptrace scope", "runtime directory", "systemd", "CUDA driver", "NCCL",
-                           "hvdd", "host name", "interface", "MTU", "ports", "socket buffers"}
+                           "GPU kernels", "hvdd", "host name", "interface", "MTU", "ports", "socket buffers"}
     assert checks["sealed memfd"]["result"] == "ok" and checks["pidfd"]["result"] == "ok"
     assert f"{len(os.sched_getaffinity(0))} usable" in checks["cores"]["value"]
 
