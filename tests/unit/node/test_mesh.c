@@ -282,6 +282,7 @@ int main(void)
 
     tcase_add_checked_fixture(tcase, setup, NULL);
     tcase_add_test(tcase, a_hvdd_without_mesh_options_tells_its_gate_of_none);
+    tcase_add_test(tcase, the_longest_name_of_a_host_is_cut);
     tcase_add_test(tcase, what_is_not_given_has_its_default);
     tcase_add_test(tcase, the_environment_gives_what_the_options_do_not);
     tcase_add_test(tcase, the_next_gate_listens_where_the_last_one_did);

@@ -78,8 +78,7 @@ START_TEST(a_runtime_directory_is_closed_to_others_or_not_used)
     ck_assert_int_eq(chmod(hvt_root, 0777), 0);
     hvt_run("doctor --json");
     document = hvt_findings();
-    hvt_expect_finding(document, "runtime directory", "note", "mode 0777: not used, ",
-                       "mode 0700");
+    hvt_expect_finding(document, "runtime directory", "note", "mode 0777: not used, ", "mode 0700");
     cJSON_Delete(document);
     setenv("XDG_RUNTIME_DIR", "/nonexistent", 1);
     hvt_run("doctor --json");
