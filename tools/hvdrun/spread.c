@@ -763,7 +763,7 @@ static void check_silence(struct spread *spread, uint64_t now_ns, bool unread)
         if (deaf || !place->ready || untaken < place->untaken)
             link->heard_ns = now_ns;
         place->untaken = untaken;
-        if (link->channel.fd < 0 || now_ns - link->heard_ns < silence_ns)
+        if (!run_link_is_heard(link) || now_ns - link->heard_ns < silence_ns)
             continue;
         blame(spread, place, "it has said nothing for %g s (--silence-time)",
               (double)silence_ns / 1e9);

@@ -304,6 +304,32 @@ START_TEST(an_agent_that_stands_still_is_given_up)
 }
 END_TEST
 
+/* Three hosts behind one relay. A rank stops the process that the script finds. */
+static void stop_behind_a_relay(const char *script)
+{
+    hvt_job_run(&job,
+                "-np 3 -H h1:1,h2:1,h3:1 --address @ --ssh-command @/ssh-script --fan-out 1 "
+                "--silence-time 0.3 --report-time 0.1",
+                script);
+    expect_end(1);
+}
+
+START_TEST(an_agent_behind_a_relay_that_stands_still_is_given_up)
+{
+    stop_behind_a_relay("test $HVD_RANK = 1 && kill -STOP $PPID; exec sleep 100");
+    EXPECT_ERR("lost the agent on h2: it has said nothing for 0.3 s (--silence-time)");
+}
+END_TEST
+
+START_TEST(a_relay_that_stands_still_is_given_up)
+{
+    stop_behind_a_relay("read a b c relay rest </proc/$PPID/stat; "
+                        "test $HVD_RANK = 0 && kill -STOP $relay; exec sleep 100");
+    EXPECT_ERR("lost the agent on h1: it has said nothing for 0.3 s (--silence-time)");
+    EXPECT_ERR("lost the agent on h3: it has said nothing for 0.3 s (--silence-time)");
+}
+END_TEST
+
 START_TEST(a_call_that_is_not_there_is_told)
 {
     hvt_job_run(&job, "-np 2 --call-dir /nonexistent " HERE, "true");
@@ -345,6 +371,8 @@ static TCase *make_bad_case(void)
     tcase_add_test(tests, an_interrupt_reaches_the_ranks);
     tcase_add_test(tests, an_agent_that_is_killed_takes_its_ranks_along);
     tcase_add_test(tests, an_agent_that_stands_still_is_given_up);
+    tcase_add_test(tests, an_agent_behind_a_relay_that_stands_still_is_given_up);
+    tcase_add_test(tests, a_relay_that_stands_still_is_given_up);
     tcase_add_test(tests, a_call_that_is_not_there_is_told);
     return tests;
 }
