@@ -53,6 +53,7 @@ struct place {
     struct run_link link;
     struct run_stream log; /* of its hvdd */
     char address[64];      /* how it was reached; "": not known */
+    char chosen[64];       /* of the first host, by HVD_INTERFACE there; "": none */
     uint32_t torch_port, mesh_port;
     uint64_t call_sent; /* bytes */
     size_t untaken;     /* bytes that waited to be sent when it was last looked at */
@@ -212,13 +213,19 @@ static void take_hello(struct spread *spread, struct place *place,
 
 /* ---- the start: prepare ---- */
 
-/* The first of the other hosts, by its numeric address; NULL: none is known. */
+/* One of the other hosts, by its numeric address, if possible one that is no loopback; NULL: none is known. */
 static const char *find_peer(const struct spread *spread)
 {
-    for (size_t i = 0; i < spread->hosts->count; i++)
-        if (!spread->hosts->list[i].here && spread->places[i].address[0] != '\0')
-            return spread->places[i].address;
-    return NULL;
+    const char *peer = NULL;
+    for (size_t i = 0; i < spread->hosts->count; i++) {
+        const char *address = spread->places[i].address;
+        if (spread->hosts->list[i].here || address[0] == '\0')
+            continue;
+        if (!run_route_is_loopback(address))
+            return address;
+        peer = peer != NULL ? peer : address;
+    }
+    return peer;
 }
 
 static bool all_here(const struct spread *spread)
@@ -234,29 +241,38 @@ static void put(char *text_p, size_t size, const char *text)
     snprintf(text_p, size, "%s", text);
 }
 
-/* As hvdd chooses (daemon/node/mesh.c). */
-static const char *interfaces(void)
+/* The first host is this machine, also one that ssh reaches by loopback where it reaches another one
+ * otherwise ("me@server1" on server1). */
+static bool first_is_here(const struct spread *spread, const char *peer)
 {
-    const char *own = getenv("HVD_INTERFACE");
-    return own != NULL && own[0] != '\0' ? own : getenv("HOROVOD_GLOO_IFACE");
+    return spread->hosts->list[0].here ||
+           (peer != NULL && run_route_is_loopback(spread->places[0].address) && !run_route_is_loopback(peer));
+}
+
+/* The host of rank 0, which is another machine. */
+static const char *first_of_others(const struct spread *spread)
+{
+    const struct place *place = &spread->places[0];
+    const char *name = spread->hosts->list[0].name;
+    const char *at = strchr(name, '@');
+    if (place->chosen[0] != '\0')
+        return place->chosen;
+    if (place->address[0] != '\0')
+        return place->address;
+    return at != NULL ? at + 1 : name;
 }
 
 /* By which rank 0's host is reached by the others. False with a sentence. */
 static bool find_master(const struct spread *spread, char *address_p, size_t size, char *text_p,
                         size_t text_size)
 {
-    const struct run_host *first = &spread->hosts->list[0];
-    const char *at = strchr(first->name, '@');
     const char *peer = find_peer(spread);
     if (all_here(spread))
         put(address_p, size, "127.0.0.1");
-    else if (!first->here)
-        put(address_p, size,
-            spread->places[0].address[0] != '\0' ? spread->places[0].address
-            : at != NULL                         ? at + 1
-                                                 : first->name);
+    else if (!first_is_here(spread, peer))
+        put(address_p, size, first_of_others(spread));
     else if (peer != NULL)
-        return run_route_own(peer, interfaces(), address_p, size, text_p, text_size) == 0;
+        return run_route_own(peer, run_route_wish(), address_p, size, text_p, text_size) == 0;
     else
         return gethostname(address_p, size) == 0;
     return true;
@@ -268,11 +284,15 @@ static bool meets(const struct spread *spread)
     return spread->hosts->count > 1 && spread->options->address == NULL;
 }
 
+/* Which address is wished for, the agent of another machine finds out. */
 static bool make_meeting(struct spread *spread)
 {
     char address[256], text[512] = "this host has no name";
     const char *why = text;
-    if (find_master(spread, address, sizeof address, text, sizeof text) &&
+    const bool found = find_master(spread, address, sizeof address, text, sizeof text);
+    if (run_route_wish() != NULL && !first_is_here(spread, find_peer(spread)))
+        put(address, sizeof address, "*");
+    if (found &&
         run_task_meet(&spread->task, address, &why) == 0)
         return true;
     run_display_say(&spread->display, "the hosts' hvdds cannot meet: %s", why);
@@ -527,6 +547,7 @@ static bool take_any(struct spread *spread, struct place *place, const struct hv
     case HVI_LAUNCH_READY:
         place->torch_port = msg->ready.torch_port;
         place->mesh_port = msg->ready.mesh_port;
+        put(place->chosen, sizeof place->chosen, msg->ready.address);
         place->ready = true;
         return spread->stage == STAGE_MEET || spread->stage == STAGE_PREPARE;
     case HVI_LAUNCH_BEAT:

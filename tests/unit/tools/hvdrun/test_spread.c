@@ -167,7 +167,8 @@ START_TEST(the_order_in_which_results_come_is_a_file_here)
 }
 END_TEST
 
-START_TEST(private_hvdds_meet_at_the_first)
+/* A hvdd that says where it listens, and which one it joins. */
+static void write_hvdd(void)
 {
     hvt_job_write(&job, "hvdd-script",
                   "#!/bin/sh\nfor word; do case $last in --ready-fd) ready=$word;; "
@@ -175,6 +176,11 @@ START_TEST(private_hvdds_meet_at_the_first)
                   "--mesh-*) echo $last $word >&2;; esac; last=$word; done\n"
                   "test -s $dir/mesh.key || exit 1\necho 9612 >$dir/mesh.port\n"
                   "echo >/proc/self/fd/$ready\nexec cat /proc/self/fd/$parent\n");
+}
+
+START_TEST(private_hvdds_meet_at_the_first)
+{
+    write_hvdd();
     hvt_job_run(&job, "-np 2 -H localhost:1,127.0.0.1:1 --hvdd @/hvdd-script --verbose",
                 "echo $MASTER_ADDR");
     expect_end(0);
@@ -182,6 +188,47 @@ START_TEST(private_hvdds_meet_at_the_first)
     EXPECT_ERR("--mesh-join 127.0.0.1:9612\n");
     EXPECT_ERR("hvdrun: localhost: private hvdd: pid ");
     EXPECT_OUT("[1]<stdout>:127.0.0.1\n");
+}
+END_TEST
+
+/* Another network than that of ssh. */
+START_TEST(private_hvdds_meet_at_the_interface_that_is_named)
+{
+    write_hvdd();
+    hvt_job_write(&job, "ssh-there",
+                  "#!/bin/sh\nexport SSH_CONNECTION='203.0.113.7 5 203.0.113.1 22'\n"
+                  "exec sh -c \"$2\"\n");
+    hvt_job_run(&job,
+                "-np 2 -H h1:1,h2:1 --ssh-command @/ssh-there --hvdd @/hvdd-script "
+                "--network-interfaces lo",
+                "echo $MASTER_ADDR");
+    expect_end(0);
+    EXPECT_ERR("--mesh-listen 127.0.0.1:0\n");
+    EXPECT_ERR("--mesh-join 127.0.0.1:9612\n");
+    EXPECT_OUT("[1]<stdout>:127.0.0.1\n");
+    hvt_job_run(&job,
+                "-np 2 -H h1:1,h2:1 --ssh-command @/ssh-there --hvdd @/hvdd-script "
+                "--network-interfaces none0",
+                "echo never");
+    expect_end(1);
+    EXPECT_ERR("hvdrun: h1: HVD_INTERFACE=none0 names no interface of this machine that is up");
+}
+END_TEST
+
+/* To 0.0.0.0 every machine has a way, by 127.0.0.1. */
+START_TEST(a_first_host_that_ssh_reaches_by_loopback_has_another_address_elsewhere)
+{
+    hvt_job_write(&job, "ssh-there",
+                  "#!/bin/sh\ncase $1 in h1) at=127.0.1.1;; h2) at=0.0.0.0;; *) at=nowhere;; "
+                  "esac\nexport SSH_CONNECTION=\"203.0.113.7 5 $at 22\"\nexec sh -c \"$2\"\n");
+    hvt_job_run(&job, "-np 2 -H h1:1,h2:1 --address @ --ssh-command @/ssh-there",
+                "echo $MASTER_ADDR");
+    expect_end(0);
+    EXPECT_OUT("[1]<stdout>:127.0.0.1\n");
+    hvt_job_run(&job, "-np 3 -H localhost:1,h1:1,h3:1 --address @ --ssh-command @/ssh-there",
+                "echo never");
+    expect_end(1);
+    EXPECT_ERR("hvdrun: nowhere is no address\n"); /* not the way to the one by loopback */
 }
 END_TEST
 
@@ -354,6 +401,8 @@ static TCase *make_good_case(void)
     tcase_add_test(tests, calls_and_what_they_return_are_files_here);
     tcase_add_test(tests, the_order_in_which_results_come_is_a_file_here);
     tcase_add_test(tests, private_hvdds_meet_at_the_first);
+    tcase_add_test(tests, private_hvdds_meet_at_the_interface_that_is_named);
+    tcase_add_test(tests, a_first_host_that_ssh_reaches_by_loopback_has_another_address_elsewhere);
     return tests;
 }
 
