@@ -174,7 +174,8 @@ def test_a_relay_that_never_speaks_costs_no_more_than_the_start_timeout(hosts):
     done = hosts.run(*tree("deaf1", "h2", "h3", "h4", "h5", "h6"), "--start-timeout", "1", "touch", "ran")
     assert done.returncode == 1 and not (hosts.folder / "ran").exists()
     said = [line.split()[1] for line in done.stderr.splitlines()]
-    assert said[:3] == ["deaf1:", "h2:", "h3:"], done.stderr  # on a busy machine the others may be late as well
+    assert said[0] == "deaf1:", done.stderr  # on a busy machine the others may be late as well
+    assert {"deaf1 --node", "h2 --node", "h3 --node"} <= {f"{host} {kind}" for host, kind in started(hosts)}
 
 
 def test_forty_eight_hosts_make_a_tree_by_themselves(hosts):

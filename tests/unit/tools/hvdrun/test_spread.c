@@ -115,6 +115,21 @@ START_TEST(where_no_relay_starts_hosts_are_reached_directly)
 }
 END_TEST
 
+START_TEST(where_a_relay_says_nothing_its_hosts_are_reached_directly)
+{
+    hvt_job_write(&job, "deaf-relays",
+                  "#!/bin/sh\ncase \"$2\" in *--relay) exec sleep 100;; esac\nexec sh -c \"$2\"\n");
+    hvt_job_run(&job,
+                "-np 3 -H h1:1,h2:1,h3:1 --address @ --ssh-command @/deaf-relays --fan-out 1 "
+                "--start-timeout 3",
+                "echo here");
+    expect_end(0);
+    EXPECT_OUT("[0]<stdout>:here\n");
+    EXPECT_OUT("[2]<stdout>:here\n");
+    ck_assert_str_eq(job.err, "");
+}
+END_TEST
+
 START_TEST(a_dropped_connection_is_tried_again)
 {
     hvt_job_write(&job, "drops-once",
@@ -397,6 +412,7 @@ static TCase *make_good_case(void)
     tcase_add_test(tests, interfaces_that_have_names_are_for_nccl_and_gloo_too);
     tcase_add_test(tests, many_hosts_are_reached_through_relays);
     tcase_add_test(tests, where_no_relay_starts_hosts_are_reached_directly);
+    tcase_add_test(tests, where_a_relay_says_nothing_its_hosts_are_reached_directly);
     tcase_add_test(tests, a_dropped_connection_is_tried_again);
     tcase_add_test(tests, calls_and_what_they_return_are_files_here);
     tcase_add_test(tests, the_order_in_which_results_come_is_a_file_here);
