@@ -62,8 +62,20 @@ static bool is_ssh(const char *program)
 
 static bool add_options(struct run_ssh *ssh, size_t *count, const struct run_options *options)
 {
-    static const char *const ours[] = {"-o", "BatchMode=yes",         "-o", "ServerAliveInterval=5",
-                                       "-o", "ServerAliveCountMax=3", "-o"};
+    /* The user's configuration asks for terminals, forwardings and masters for sessions of people. A
+     * connection that is there already may be the only way in without a question: ControlPath stays. */
+    static const char *const ours[] = {"-T",
+                                       "-o",
+                                       "BatchMode=yes",
+                                       "-o",
+                                       "ControlMaster=no",
+                                       "-o",
+                                       "ClearAllForwardings=yes",
+                                       "-o",
+                                       "ServerAliveInterval=5",
+                                       "-o",
+                                       "ServerAliveCountMax=3",
+                                       "-o"};
     bool room = true;
     if (is_ssh(ssh->argv[0])) {
         uint64_t seconds = options->start_timeout_ns / CONNECTIONS / HVI_NS_SEC;

@@ -42,7 +42,8 @@ static void reset(void)
 }
 
 #define OURS                                                                                       \
-    "-o|BatchMode=yes|-o|ServerAliveInterval=5|-o|ServerAliveCountMax=3|-o|ConnectTimeout=3"
+    "-T|-o|BatchMode=yes|-o|ControlMaster=no|-o|ClearAllForwardings=yes|"                          \
+    "-o|ServerAliveInterval=5|-o|ServerAliveCountMax=3|-o|ConnectTimeout=3"
 
 START_TEST(ssh_gets_its_options_and_then_the_users)
 {
