@@ -559,6 +559,18 @@ def test_everything_goes_when_hvdrun_is_killed(launcher):
     launcher.check_gone()
 
 
+def test_everything_goes_when_all_that_bears_hvdruns_name_is_killed(launcher):
+    """As pkill -9 does, by name and by command line."""
+    process = launcher.start("-np", "2", "sh", "-c", "sleep 1000 & echo ready; sleep 1000")
+    ready(process, 2)
+    named = [pid for pid, line in launcher.processes().items() if "hvdrun" in procs.name(pid) or "hvdrun" in line]
+    assert process.pid in named
+    for pid in named:
+        os.kill(pid, signal.SIGKILL)
+    process.communicate()
+    launcher.check_gone()
+
+
 def test_everything_goes_when_hvdrun_is_killed_at_any_moment(launcher):
     for step in range(15):
         process = launcher.start("-np", "2", "sh", "-c", "sleep 1000 & sleep 1000")
