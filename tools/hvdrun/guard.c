@@ -190,6 +190,7 @@ void run_guard_stop(struct run_guard *guard)
     tell(guard, MESSAGE_BYE, 0, "");
     if (guard->fd >= 0)
         close(guard->fd);
+    kill(guard->pid, SIGKILL); /* it may be stopped, and has nothing to do any more */
     waitpid(guard->pid, NULL, 0);
     *guard = (struct run_guard){.fd = -1};
 }
