@@ -3,8 +3,8 @@
  * errors of their ops, print them and end by themselves as a rule. Ranks that still run then get
  * SIGTERM, and SIGKILL after the grace time. After a signal from outside (which every rank has got
  * too) a failing rank is expected: the others then have the grace time to finish before SIGTERM, and
- * as long again before SIGKILL. A second SIGINT or SIGTERM kills. When every rank has ended, what
- * they have left running follows: node.c. */
+ * as long again before SIGKILL. A second SIGINT or SIGTERM, 200 ms later or more, kills. When every
+ * rank has ended, what they have left running follows: node.c. */
 #include "tools/hvdrun/end.h"
 
 #include "base/clock.h"
@@ -332,19 +332,30 @@ void run_end_not_started(struct run_end *end, int ranks)
     check_over(end);
 }
 
+static void kill_by_signal(struct run_end *end, int signal_number)
+{
+    say(end, "received signal %d (SIG%s) again; killing", signal_number,
+        sigabbrev_np(signal_number));
+    end->impatient = true;
+    kill_all(end);
+}
+
 void run_end_signal(struct run_end *end, int signal_number)
 {
-    if (end->options->verbose || (run_self_asks_to_end(signal_number) && end->stop_signal == 0))
-        say(end, "received signal %d (SIG%s); passed on to every rank", signal_number,
-            sigabbrev_np(signal_number));
-    if (run_self_asks_to_end(signal_number) && end->stop_signal != 0 && signal_number != SIGHUP) {
-        say(end, "received signal %d (SIG%s) again; killing", signal_number,
-            sigabbrev_np(signal_number));
-        end->impatient = true;
-        kill_all(end);
+    const uint64_t now_ns = hvi_clock_ns();
+    const bool asks = run_self_asks_to_end(signal_number);
+    const bool again = asks && end->stop_signal != 0 && signal_number != SIGHUP;
+    if (again && now_ns - end->stopped_ns >= RUN_END_APART_NS) {
+        kill_by_signal(end, signal_number);
         return;
     }
-    if (run_self_asks_to_end(signal_number)) {
+    if (again && signal_number == end->stop_signal)
+        return;
+    if (end->options->verbose || (asks && end->stop_signal == 0))
+        say(end, "received signal %d (SIG%s); passed on to every rank", signal_number,
+            sigabbrev_np(signal_number));
+    if (asks) {
+        end->stopped_ns = end->stop_signal == 0 ? now_ns : end->stopped_ns;
         end->stop_signal = signal_number;
         end->hands.mute(end->hands.context);
     }

@@ -6,7 +6,13 @@
 
 #include "tools/hvdrun/node.h"
 
+#include "base/clock.h"
+
 #include <stdio.h>
+
+/* Two signals that ask to end and are closer together than this do not kill: timeout(1) sends its own to
+ * the process and to its group, and what passes on Ctrl-C may be in the terminal's group with hvdrun. */
+#define RUN_END_APART_NS (200 * HVI_NS_MS)
 
 struct run_outcome {
     pid_t pid; /* 0: not started */
@@ -39,6 +45,7 @@ struct run_end {
     int first_failed; /* rank, -1: none */
     int exit_code;
     int stop_signal;                 /* the first one from outside that asks to end; 0: none */
+    uint64_t stopped_ns;             /* when it came */
     uint64_t term_at_ns, kill_at_ns; /* for ranks that still run; 0: not planned */
     struct run_exit suspect; /* has failed; another rank, that was killed, may be the reason */
     uint64_t look_until_ns;  /* 0: nobody is looking */

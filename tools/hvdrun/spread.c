@@ -74,6 +74,7 @@ struct spread {
     char job[64], key[40];
     enum stage stage;
     uint64_t deadline_ns; /* of the start */
+    uint64_t stopped_ns;  /* when a signal ended it; 0: none has */
     int exit_code;
 
     uint64_t beat_at_ns; /* the next one to all, who answer it */
@@ -687,10 +688,14 @@ static void poll_input(struct spread *spread)
 /* Agents get the time to end what they have started; a second signal takes it from them. */
 static void interrupt_start(struct spread *spread, int signal_number)
 {
+    const uint64_t now_ns = hvi_clock_ns();
+    if (spread->stopped_ns != 0 && now_ns - spread->stopped_ns < RUN_END_APART_NS)
+        return;
     for (size_t i = 0; i < spread->hosts->count && spread->stage == STAGE_ABORT; i++)
-        spread->places[i].link.kill_at_ns = hvi_clock_ns();
+        spread->places[i].link.kill_at_ns = now_ns;
     if (spread->stage == STAGE_ABORT)
         return;
+    spread->stopped_ns = now_ns;
     run_display_say(&spread->display, "interrupted while the hosts were starting");
     spread->exit_code = 128 + signal_number;
     abort_start(spread);

@@ -323,11 +323,27 @@ START_TEST(a_second_signal_kills)
     run_end_signal(&end, SIGINT);
     ck_assert_str_eq(log_text, "received signal 2 (SIGINT); passed on to every rank\nsignal 2\n");
     log_text[0] = '\0';
+    end.stopped_ns -= RUN_END_APART_NS;
     run_end_signal(&end, SIGINT);
     ck_assert_str_eq(log_text, "received signal 2 (SIGINT) again; killing\nsignal 9\nsignal 18\n");
     ck_assert(end.impatient);
     exit_of(0, HVI_FATE_SIGNALED, SIGKILL, false);
     ck_assert_int_eq(end.exit_code, 137);
+}
+END_TEST
+
+START_TEST(signals_that_come_together_do_not_kill)
+{
+    begin(1, 1);
+    run_end_signal(&end, SIGTERM);
+    log_text[0] = '\0';
+    end.stopped_ns = hvi_clock_ns(); /* however long that has taken */
+    run_end_signal(&end, SIGTERM);
+    ck_assert_str_eq(log_text, "");
+    end.stopped_ns = hvi_clock_ns();
+    run_end_signal(&end, SIGINT);
+    ck_assert_str_eq(log_text, "signal 2\n");
+    ck_assert(!end.impatient);
 }
 END_TEST
 
@@ -352,6 +368,7 @@ int main(void)
     tcase_add_test(tests, when_the_job_is_given_up_no_rank_is_blamed);
     tcase_add_test(tests, nothing_that_runs_is_over_at_once_when_given_up);
     tcase_add_test(tests, a_second_signal_kills);
+    tcase_add_test(tests, signals_that_come_together_do_not_kill);
     suite_add_tcase(suite, tests);
     return hvt_run_suite(suite);
 }
