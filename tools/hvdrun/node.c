@@ -352,7 +352,8 @@ static void enter_leftover(struct run_node *node)
     signal_groups(node, SIGCONT);
     for (int i = 0; i < count_of(node); i++) {
         run_guard_drop(&node->guard, node->ranks[i].proc.pid);
-        run_proc_reap(&node->ranks[i].proc);
+        if (node->ranks[i].ended) /* or it is stuck in the kernel */
+            run_proc_reap(&node->ranks[i].proc);
     }
     enter_stage(node, RUN_LEFTOVER, node->killed ? 0 : node->plan->options->grace_ns);
 }
