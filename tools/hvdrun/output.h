@@ -46,6 +46,7 @@ struct run_sink {
     bool regular;
     bool gone;          /* the reader is gone (EPIPE) */
     int error;          /* errno of another failed write; what comes after is dropped */
+    bool told;          /* run_display_flush has told of the error */
     uint64_t dropped;   /* bytes */
     uint64_t unread_ns; /* when that which feeds its streams was last seen left unread; 0: never */
     struct run_buffer pending;

@@ -181,6 +181,22 @@ START_TEST(a_reader_that_goes_ends_the_writers_as_a_pipe_does)
 }
 END_TEST
 
+START_TEST(a_reader_that_has_gone_when_hvdrun_itself_writes_ends_the_writers_too)
+{
+    signal(SIGPIPE, SIG_DFL);
+    hvt_job_start(&job, "-np 1 " HERE,
+                  "trap '' INT; trap 'while echo x >&2; do sleep 0.01; done' USR1; echo on; "
+                  "while :; do sleep 0.01; done");
+    hvt_job_await(&job, "[0]<stdout>:on\n");
+    close(job.err_fd);
+    job.err_fd = -1;
+    kill(job.pid, SIGINT); /* of which hvdrun says something */
+    kill(job.pid, SIGUSR1);
+    hvt_job_end(&job);
+    expect_end(128 + SIGPIPE);
+}
+END_TEST
+
 START_TEST(what_is_left_running_may_finish_its_words)
 {
     hvt_job_run(&job, "-np 1 " HERE, "echo soon; (sleep 0.1; echo late) &");
@@ -234,6 +250,7 @@ int main(void)
     tcase_add_test(tests, without_hvdd_nothing_runs);
     tcase_add_test(tests, an_interrupt_reaches_the_ranks_and_decides_the_exit_code);
     tcase_add_test(tests, a_reader_that_goes_ends_the_writers_as_a_pipe_does);
+    tcase_add_test(tests, a_reader_that_has_gone_when_hvdrun_itself_writes_ends_the_writers_too);
     tcase_add_test(tests, what_is_left_running_may_finish_its_words);
     tcase_add_test(tests, what_still_runs_when_all_have_ended_well_is_ended_with_a_word);
     tcase_add_test(tests, a_private_hvdd_is_ended_with_the_job);
