@@ -17,7 +17,7 @@
 #include <string.h>
 
 #define STUCK_NS (5 * HVI_NS_SEC) /* from SIGKILL to the end, as for what ranks leave: node.c */
-#define LOOK_NS  HVI_NS_SEC       /* for other hosts to say whether a rank of theirs is being killed */
+#define LOOK_NS  HVI_NS_SEC /* for other hosts to say whether a rank of theirs is being killed */
 
 int run_end_exit_code(struct hvi_fate fate)
 {

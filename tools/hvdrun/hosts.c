@@ -121,7 +121,7 @@ static size_t user_length(const char *entry, size_t length)
     const char *at = memchr(entry, '@', length);
     const size_t user = at != NULL ? (size_t)(at - entry) : 0;
     return user > 0 && user + 1 < length && at[1] == '[' && is_name(entry, user, "_.-") ? user + 1
-                                                                                       : 0;
+                                                                                        : 0;
 }
 
 /* "name", "name:4", "[::1]", "me@[::1]:4". False for anything else. */

@@ -30,6 +30,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/signalfd.h>
+#include <sys/socket.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 
@@ -85,6 +86,7 @@ struct spread {
     struct run_task task;
     struct run_call call;
     struct run_stdin input;
+    int input_fd;        /* what rank 0 reads */
     size_t input_window; /* bytes that rank 0 may still be sent */
     bool input_ended;
 };
@@ -247,7 +249,8 @@ static void put(char *text_p, size_t size, const char *text)
 static bool first_is_here(const struct spread *spread, const char *peer)
 {
     return spread->hosts->list[0].here ||
-           (peer != NULL && run_route_is_loopback(spread->places[0].address) && !run_route_is_loopback(peer));
+           (peer != NULL && run_route_is_loopback(spread->places[0].address) &&
+            !run_route_is_loopback(peer));
 }
 
 /* The host of rank 0, which is another machine. */
@@ -293,8 +296,7 @@ static bool make_meeting(struct spread *spread)
     const bool found = find_master(spread, address, sizeof address, text, sizeof text);
     if (run_route_wish() != NULL && !first_is_here(spread, find_peer(spread)))
         put(address, sizeof address, "*");
-    if (found &&
-        run_task_meet(&spread->task, address, &why) == 0)
+    if (found && run_task_meet(&spread->task, address, &why) == 0)
         return true;
     run_display_say(&spread->display, "the hosts' hvdds cannot meet: %s", why);
     return false;
@@ -654,7 +656,9 @@ static void read_input(void *context, int index)
     static unsigned char bytes[INPUT_PART];
     const size_t most = spread->input_window < sizeof bytes ? spread->input_window : sizeof bytes;
     (void)index;
-    const ssize_t length = read(spread->input.child_fd, bytes, most);
+    ssize_t length = recv(spread->input_fd, bytes, most, MSG_DONTWAIT);
+    if (length < 0 && errno == ENOTSOCK)
+        length = read(spread->input_fd, bytes, most);
     if (length == 0 || (length < 0 && errno != EINTR && errno != EAGAIN))
         end_input(spread);
     if (length <= 0)
@@ -680,7 +684,7 @@ static void poll_input(struct spread *spread)
         return;
     run_polls_add(&spread->polls, terminal.fd, terminal.events, relay_input, spread, 0);
     if (!spread->input_ended && spread->input_window > 0)
-        run_polls_add(&spread->polls, spread->input.child_fd, POLLIN, read_input, spread, 0);
+        run_polls_add(&spread->polls, spread->input_fd, POLLIN, read_input, spread, 0);
 }
 
 /* ---- the loop ---- */
@@ -866,6 +870,9 @@ static bool prepare(struct spread *spread)
     memcpy(spread->job, "hvdrun-", 7);
     run_self_random_hex(spread->job + 7, 16);
     int error = spread->signal_fd < 0 ? errno : run_stdin_init(&spread->input);
+    if (error == 0)
+        spread->input_fd = run_stdin_reopen(&spread->input);
+    error = error == 0 && spread->input_fd < 0 ? errno : error;
     if (error == 0 && !run_end_init(&spread->end, spread->options, spread->options->ranks, &hands))
         error = ENOMEM;
     if (error != 0)
@@ -903,6 +910,8 @@ static void finish(struct spread *spread)
         run_link_fini(&spread->places[i].link);
         run_stream_fini(&spread->places[i].log);
     }
+    if (spread->input_fd >= 0)
+        close(spread->input_fd);
     run_stdin_fini(&spread->input);
     run_call_close(&spread->call);
     if (!spread->end.impatient)
@@ -921,6 +930,7 @@ int run_spread(const struct run_options *options)
                              .call = {.fd = -1},
                              .hosts = &options->places,
                              .input = {.pipe_fd = -1},
+                             .input_fd = -1,
                              .input_window = HVI_LAUNCH_DATA_MAX,
                              .exit_code = 1};
     if (options->interfaces != NULL)

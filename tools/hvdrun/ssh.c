@@ -13,7 +13,8 @@
 #define ROLE_ROOM       16
 #define CONNECT_S_LEAST 1u
 #define CONNECT_S_MOST  10u
-#define CONNECTIONS     4u /* one after the other within the start timeout: of a relay, by it, and from here */
+#define CONNECTIONS                                                                                \
+    4u /* one after the other within the start timeout: of a relay, by it, and from here */
 
 static bool add(struct run_ssh *ssh, size_t *count, const char *word)
 {

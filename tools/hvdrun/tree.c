@@ -12,9 +12,9 @@
 #define FAN_OUT 32u
 #define LEAVE_NS                                                                                   \
     (10 * HVI_NS_SEC) /* as in spread.c: for agents to go, beside the grace time of their ranks */
-#define OBEY_NS   (1 * HVI_NS_SEC) /* for a relay to say that it has killed a process */
-#define PARTED_NS (5 * HVI_NS_SEC) /* for a relay without agents to go */
-#define GREET_PART 3               /* of the start timeout: what is left is for its group */
+#define OBEY_NS    (1 * HVI_NS_SEC) /* for a relay to say that it has killed a process */
+#define PARTED_NS  (5 * HVI_NS_SEC) /* for a relay without agents to go */
+#define GREET_PART 3                /* of the start timeout: what is left is for its group */
 
 struct run_relay {
     struct run_tree *tree;

@@ -345,8 +345,7 @@ START_TEST(what_sigkill_does_not_end_is_named_and_given_up)
     ck_assert_str_eq(log_text, "");
     run_end_tick(&end, end.stuck_at_ns);
     ck_assert_str_eq(
-        log_text,
-        "rank 1 (pid 101) on h1 is held by the kernel: SIGKILL does not end it\nover\n");
+        log_text, "rank 1 (pid 101) on h1 is held by the kernel: SIGKILL does not end it\nover\n");
     ck_assert_int_eq(end.exit_code, 137);
     ck_assert_uint_eq(run_end_next_ns(&end), HVI_NEVER);
 }
