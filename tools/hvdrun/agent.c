@@ -263,7 +263,8 @@ static const char *if_any(const char *text)
 }
 
 /* The address by which the others reach the host of rank 0, where there is a wish: hvdrun, which is on
- * another machine as a rule, cannot know it. There its hvdd listens. False with a sentence. */
+ * another machine as a rule, cannot know it. There its hvdd listens, unless hvdrun says where. False with
+ * a sentence. */
 static bool choose_address(struct agent *agent, char *address_p, size_t size, char *text_p,
                            size_t text_size)
 {
@@ -271,7 +272,7 @@ static bool choose_address(struct agent *agent, char *address_p, size_t size, ch
     const bool needed = strcmp(listen, RUN_ROUTE_ANYWHERE) == 0;
     const char *wish = run_route_wish();
     struct hvi_interface chosen;
-    if (agent->places[0].rank != 0 || wish == NULL)
+    if (agent->places[0].rank != 0 || wish == NULL || (listen[0] != '\0' && !needed))
         return true;
     if (hvi_interface_find(wish, AF_UNSPEC, &chosen, text_p, text_size) != HVI_OK)
         return !needed;

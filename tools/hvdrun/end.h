@@ -4,9 +4,8 @@
 #ifndef HVI_TOOLS_HVDRUN_END_H
 #define HVI_TOOLS_HVDRUN_END_H
 
-#include "tools/hvdrun/node.h"
-
 #include "base/clock.h"
+#include "tools/hvdrun/node.h"
 
 #include <stdio.h>
 
