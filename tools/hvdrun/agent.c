@@ -11,6 +11,7 @@
 #include "base/utf8.h"
 #include "tools/hvdrun/channel.h"
 #include "tools/hvdrun/divide.h"
+#include "tools/hvdrun/end.h"
 #include "tools/hvdrun/node.h"
 #include "tools/hvdrun/route.h"
 #include "tools/hvdrun/self.h"
@@ -56,10 +57,10 @@ struct agent {
     struct run_buffer input;
     bool input_ends;
 
-    uint64_t heard_ns, looked_ns; /* when a message came, and when we have last run */
-    bool paused;                  /* hvdrun has been stopped by the user, as its ranks have */
-    bool lost;                    /* hvdrun is gone */
-    uint64_t kill_at_ns;
+    uint64_t heard_ns, looked_ns;     /* when a message came, and when we have last run */
+    bool paused;                      /* hvdrun has been stopped by the user, as its ranks have */
+    bool lost;                        /* hvdrun is gone */
+    uint64_t kill_at_ns, stuck_at_ns; /* SIGKILL, and the end without what that does not end */
 };
 
 static void send_message(struct agent *agent, const struct hvi_launch_msg *msg)
@@ -517,9 +518,10 @@ static void tick_end(struct agent *agent, uint64_t now_ns)
         return;
     if (agent->kill_at_ns != 0 && now_ns >= agent->kill_at_ns && agent->node.alive > 0) {
         agent->kill_at_ns = HVI_NEVER;
+        agent->stuck_at_ns = hvi_deadline_after((int64_t)RUN_END_STUCK_NS);
         run_node_signal(&agent->node, SIGKILL);
     }
-    if (agent->node.alive == 0)
+    if (agent->node.alive == 0 || (agent->stuck_at_ns != 0 && now_ns >= agent->stuck_at_ns))
         run_node_end(&agent->node, false);
 }
 
@@ -646,6 +648,8 @@ static uint64_t next_time(const struct agent *agent)
     const uint64_t silence_ns = agent->lost ? 0 : agent->start.silence_ns;
     uint64_t next_ns = agent->gone_on ? run_node_next_ns(&agent->node) : HVI_NEVER;
     next_ns = run_polls_earlier(next_ns, agent->kill_at_ns);
+    if (agent->node.stage == RUN_RUNNING)
+        next_ns = run_polls_earlier(next_ns, agent->stuck_at_ns);
     return silence_ns != 0 ? run_polls_earlier(next_ns, agent->looked_ns + silence_ns / 4)
                            : next_ns;
 }

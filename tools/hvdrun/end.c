@@ -16,8 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define STUCK_NS (5 * HVI_NS_SEC) /* from SIGKILL to the end, as for what ranks leave: node.c */
-#define LOOK_NS  HVI_NS_SEC /* for other hosts to say whether a rank of theirs is being killed */
+#define LOOK_NS HVI_NS_SEC /* for other hosts to say whether a rank of theirs is being killed */
 
 int run_end_exit_code(struct hvi_fate fate)
 {
@@ -320,7 +319,7 @@ static void kill_all(struct run_end *end)
     end->term_at_ns = 0;
     end->kill_at_ns = 0;
     if (end->stuck_at_ns == 0)
-        end->stuck_at_ns = hvi_deadline_after((int64_t)STUCK_NS);
+        end->stuck_at_ns = hvi_deadline_after((int64_t)RUN_END_STUCK_NS);
     tell_running(end, SIGKILL);
 }
 

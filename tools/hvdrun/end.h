@@ -13,6 +13,9 @@
  * the process and to its group, and what passes on Ctrl-C may be in the terminal's group with hvdrun. */
 #define RUN_END_APART_NS (200 * HVI_NS_MS)
 
+/* What SIGKILL has not ended after this time is stuck in the kernel; as for what ranks leave: node.c. */
+#define RUN_END_STUCK_NS (5 * HVI_NS_SEC)
+
 struct run_outcome {
     pid_t pid; /* 0: not started */
     bool ended;
