@@ -12,7 +12,9 @@
 #define SSH_FAILED      255 /* ssh's exit status when the connection or the login fails */
 #define ROLE_ROOM       16
 #define CONNECT_S_LEAST 1u
-#define CONNECT_S_MOST  30u
+#define CONNECT_S_MOST  10u
+#define CONNECTIONS                                                                                \
+    4u /* one after the other within the start timeout: of a relay, by it, and from here */
 
 static bool add(struct run_ssh *ssh, size_t *count, const char *word)
 {
@@ -61,11 +63,23 @@ static bool is_ssh(const char *program)
 
 static bool add_options(struct run_ssh *ssh, size_t *count, const struct run_options *options)
 {
-    static const char *const ours[] = {"-o", "BatchMode=yes",         "-o", "ServerAliveInterval=5",
-                                       "-o", "ServerAliveCountMax=3", "-o"};
+    /* The user's configuration asks for terminals, forwardings and masters for sessions of people. A
+     * connection that is there already may be the only way in without a question: ControlPath stays. */
+    static const char *const ours[] = {"-T",
+                                       "-o",
+                                       "BatchMode=yes",
+                                       "-o",
+                                       "ControlMaster=no",
+                                       "-o",
+                                       "ClearAllForwardings=yes",
+                                       "-o",
+                                       "ServerAliveInterval=5",
+                                       "-o",
+                                       "ServerAliveCountMax=3",
+                                       "-o"};
     bool room = true;
     if (is_ssh(ssh->argv[0])) {
-        uint64_t seconds = options->start_timeout_ns / HVI_NS_SEC;
+        uint64_t seconds = options->start_timeout_ns / CONNECTIONS / HVI_NS_SEC;
         seconds = seconds < CONNECT_S_LEAST ? CONNECT_S_LEAST : seconds;
         seconds = seconds > CONNECT_S_MOST ? CONNECT_S_MOST : seconds;
         snprintf(ssh->own, sizeof ssh->own, "ConnectTimeout=%u", (unsigned)seconds);
