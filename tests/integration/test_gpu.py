@@ -663,9 +663,17 @@ def test_an_instance_of_a_gpu_in_mig_mode_is_a_gpu_of_its_own():
         job.close()
 
 
+@pytest.fixture(scope="module", name="joins_once")
+def daemon_whose_workers_join_once():
+    """A worker's second join would last for ever."""
+    with gpus("devices=2", "rank-lost", "job-failed", "engine-ended", faults="" if REAL else "hvdd-gpu/nccl-join-hang@2",
+              gpu_idle="900ms") as running:  # too little to pass to the next job
+        yield running
+
+
 @pytest.mark.parametrize("memory", ["device", "segment", "made"])
-def test_a_worker_serves_the_next_generation_of_its_job(daemon, memory):
-    daemon.allow("rank-lost", "job-failed", "engine-ended")
+def test_a_worker_serves_the_next_generation_of_its_job_and_its_communicator_does(joins_once, memory):
+    daemon = joins_once
     job = Job(daemon, 2)
     reduce_on(job, [0, 1], memory=memory)
     before = sorted(row["pid"] for row in daemon.ctl.json("gpus")["gpus"] if row["job"] == job.name)
