@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import types
 
 import pytest
 
@@ -183,6 +184,18 @@ def check_many_sessions():
 
 def test_hundreds_of_inits_leave_no_descriptor(ranks):
     assert max(ranks(2, check_many_sessions)) < 20
+
+
+def test_an_op_of_an_earlier_session_takes_nothing_from_one_with_its_address():
+    from hvd import _ops
+    sessions = [types.SimpleNamespace(pointer=None, abandoned=[]) for _ in range(2)]
+    sessions[1].abandon = lambda pointer, keep, name: sessions[1].abandoned.append(pointer)
+    earlier, later = (_ops.Op(session, 4096, None, True) for session in sessions)
+    del earlier
+    assert later in _ops._unreleased()
+    _ops._abandon(sessions[1], [4096], None)
+    assert not sessions[1].abandoned
+    later.release()
 
 
 def check_one_process_alone():
