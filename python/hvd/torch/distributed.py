@@ -1016,7 +1016,7 @@ def _session_for(store: Any, rank: int, size: int) -> bool:
         if rank == 0:
             store.set(key, f"torch-{uuid.uuid4().hex[:16]}")
         fields["job"] = store.get(key).decode()
-    opened = basics.attach(fields)
+    opened = basics.attach(lambda: fields)
     session = _session.current()
     if (session.rank, session.size) != (rank, size):
         raise RuntimeError(f"init_process_group: this process is rank {rank} of {size} for torch, but hvd.init() has made "

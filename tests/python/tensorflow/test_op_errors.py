@@ -146,10 +146,31 @@ def check_leavers(hvd):
         assert total(tf.ones(2)).numpy().tolist() == [hvd.size()] * 2
 
 
+class Interrupted:
+    """A watcher of the session in whose closing() a signal handler raises."""
+
+    def closing(self, session):
+        raise KeyboardInterrupt
+
+    def stays(self, session):
+        pass
+
+
+def check_shutdown_that_is_interrupted(hvd):
+    import tensorflow as tf
+    from hvd import _session
+    watchers = _session.current().watchers
+    watchers.append(Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        hvd.shutdown()
+    watchers.pop()
+    assert hvd.allreduce(tf.ones(1), op=hvd.Sum).numpy().tolist() == [hvd.size()]
+
+
 def check_everything():
     tf, hvd = modes.start()
     for check in (check_arguments, check_arguments_of_running_ops, check_disagreements, check_strangers,
-                  check_names_in_flight, check_leavers):
+                  check_names_in_flight, check_leavers, check_shutdown_that_is_interrupted):
         check(hvd)
     hvd.shutdown()
     with pytest.raises(tf.errors.FailedPreconditionError, match="init"):
