@@ -43,16 +43,19 @@ class TensorFlowState(VariablesState):
                              "(with session.as_default())")
         super().__init__(**kwargs)
 
-    def _read(self) -> list[np.ndarray]:
-        if self.session is not None:
-            return _read_in(self.session, self.variables)
-        return [np.array(variable.numpy()) for variable in self.variables]
+    def _variables(self) -> list[Any]:
+        return self.variables
 
-    def _write(self, arrays: Sequence[np.ndarray]) -> None:
+    def _read(self, variables: Sequence[Any]) -> list[np.ndarray]:
         if self.session is not None:
-            _write_in(self.session, self.variables, arrays)
+            return _read_in(self.session, variables)
+        return [np.array(variable.numpy()) for variable in variables]
+
+    def _write(self, variables: Sequence[Any], arrays: Sequence[np.ndarray]) -> None:
+        if self.session is not None:
+            _write_in(self.session, variables, arrays)
             return
-        for variable, array in zip(self.variables, arrays):
+        for variable, array in zip(variables, arrays):
             variable.assign(array)
 
 
@@ -69,11 +72,15 @@ class TensorFlowKerasState(KerasState):
                              "session")
         super().__init__(model, optimizer, **kwargs)
 
-    def _read(self) -> list[np.ndarray]:
-        return super()._read() if tf.executing_eagerly() else _read_in(self.backend.get_session(), self._variables())
+    def _read(self, variables: Sequence[Any]) -> list[np.ndarray]:
+        return super()._read(variables) if tf.executing_eagerly() else _read_in(self.backend.get_session(), variables)
 
-    def _write(self, arrays: Sequence[np.ndarray]) -> None:
+    def _write(self, variables: Sequence[Any], arrays: Sequence[np.ndarray]) -> None:
         if tf.executing_eagerly():
-            super()._write(arrays)
+            super()._write(variables, arrays)
         else:
-            _write_in(self.backend.get_session(), self._variables(), arrays)
+            _write_in(self.backend.get_session(), variables, arrays)
+
+    def _complete(self) -> None:
+        if tf.executing_eagerly():  # else a session would not know what is made now
+            super()._complete()
