@@ -3,16 +3,35 @@
 and so does run(), without resets."""
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from hvd._elastic import VariablesState, run
+from hvd import _elastic
+from hvd._elastic import VariablesState
 from hvd._keras.elastic import KerasState
+from hvd.exceptions import HorovodInternalError
 
 __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
+
+
+def run(func: Callable[..., Any]) -> Callable[..., Any]:
+    """A decorator for func(state, ...). The state becomes rank 0's on every rank, then `func` is called once: a job has a
+    fixed size, so nothing is restored and begun anew. HorovodInternalError, as of a rank that was lost, ends the call; it
+    takes the place of the tf.errors.UnknownError that an op of TensorFlow raises then."""
+
+    @functools.wraps(func)
+    def train(state: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return func(state, *args, **kwargs)
+        except tf.errors.UnknownError as error:
+            if "Horovod" not in error.message:
+                raise
+            raise HorovodInternalError(error.message) from error
+    return _elastic.run(train)
 
 
 def _read_in(session: Any, variables: Sequence[Any]) -> list[np.ndarray]:

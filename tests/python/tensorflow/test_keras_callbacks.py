@@ -198,6 +198,8 @@ def case_elastic(keras, hvd):
         np.testing.assert_array_equal(one, other)
 
     state.epoch = hvd.rank() + 3
+    from hvd.tensorflow import elastic
+    assert hvd.elastic.run is elastic.run
     assert hvd.elastic.run(lambda given: given.epoch)(state) == 3
 
 
