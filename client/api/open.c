@@ -101,13 +101,18 @@ static int map_bell(struct hvd_session *session)
     return HVD_OK;
 }
 
-/* Not every job has slots. */
+/* Not every job has slots. A rank that has no room for them gives its ops to the engine, and so do the ranks that
+ * meet it. */
 static int map_slots(struct hvd_session *session)
 {
     if (session->link.packet.fd_count <= CLIENT_ATTACH_FDS)
         return HVD_OK;
-    return client_slots_map(&session->slots,
-                            hvi_packet_take_fd(&session->link.packet, CLIENT_ATTACH_FDS));
+    int rc = client_slots_map(&session->slots,
+                              hvi_packet_take_fd(&session->link.packet, CLIENT_ATTACH_FDS));
+    if (rc != HVD_ERR_NO_MEMORY)
+        return rc;
+    client_link_log(&session->link, HVD_LOG_WARN, hvd_last_error());
+    return HVD_OK;
 }
 
 /* The session never waits in an eventfd, whatever flags it came with. */
@@ -242,6 +247,8 @@ static int establish(struct hvd_session *session, const struct hvd_options *opti
     session->link.socket_fd = address.socket_fd;
     snprintf(session->link.address, sizeof(session->link.address), "%s", address.directory);
     take_events(session);
+    session->link.log = options->log;
+    session->link.log_user = options->log_user;
     if ((rc = map_channel(session)) != HVD_OK || (rc = map_bell(session)) != HVD_OK ||
         (rc = map_slots(session)) != HVD_OK)
         return rc;
@@ -249,8 +256,6 @@ static int establish(struct hvd_session *session, const struct hvd_options *opti
     session->slots.policy =
         hvi_wait_policy_among((uint32_t)session->link.identity.local_size, hvi_cores_available());
     session->link.looked_ns = hvi_clock_ns();
-    session->link.log = options->log;
-    session->link.log_user = options->log_user;
     say_started(options, &address);
     return HVD_OK;
 }

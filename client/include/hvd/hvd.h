@@ -211,7 +211,11 @@ HVD_API void hvd_options_init(struct hvd_options *options);
  * _DAEMON_LIMIT, _PROTOCOL, _NO_MEMORY, _LIMIT, _INVALID; _UNSUPPORTED when the job's ranks are on
  * several nodes (local_size below size, or cross_size above 1) and hvdd is in no mesh with others.
  * That nodes do not meet, or cannot reach each other, is an error of the first call that needs them.
- * Nothing is left behind on failure. May be repeated any number of times in one process. */
+ * Nothing is left behind on failure. May be repeated any number of times in one process. What a
+ * session needs of this process is reserved before the daemon is asked, so that a lack of it costs
+ * the other ranks nothing. After HVD_ERR_ATTACH_TIMEOUT the daemon may have taken the rank just too
+ * late for this call: then the rank is lost to the others (HVD_ERR_RANK_LOST), who have to open new
+ * sessions as this one has. */
 HVD_API int hvd_open(const struct hvd_options *options, struct hvd_session **session_p);
 
 /* Detaches and frees the session, its memory from hvd_alloc and every op not yet freed. Ops in

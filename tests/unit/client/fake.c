@@ -701,6 +701,14 @@ const char *hvt_fake_identity(struct hvt_fake *fake)
     return fake->identity;
 }
 
+uint32_t hvt_fake_requests(struct hvt_fake *fake)
+{
+    pthread_mutex_lock(&fake->mutex);
+    uint32_t requests = fake->connections;
+    pthread_mutex_unlock(&fake->mutex);
+    return requests;
+}
+
 struct hvt_fake_session *hvt_fake_session(struct hvt_fake *fake, uint32_t n)
 {
     uint64_t deadline_ns = hvi_deadline_after(1000000000);

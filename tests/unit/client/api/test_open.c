@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * hvd_open against daemons that are absent, refuse, lie or hang, and what is left behind afterwards: nothing. */
 #include "base/clock.h"
+#include "client/attach/reserve.h"
+#include "client/session/session.h"
 #include "proto/wire.h"
 #include "shm/slots.h"
 #include "tests/unit/client/count.h"
@@ -539,7 +541,8 @@ START_TEST(three_hundred_sessions_leave_nothing)
 }
 END_TEST
 
-/* The fake in a process of its own, with its own limits; it ends when `stop_fd` is closed. */
+/* The fake in a process of its own, with its own limits; it ends when `stop_fd` is closed, and its status is the number of
+ * AttachRequests. */
 static pid_t fake_process(const char *dir, int *stop_fd_p)
 {
     struct hvt_fake_script script = {0};
@@ -554,8 +557,9 @@ static pid_t fake_process(const char *dir, int *stop_fd_p)
         struct hvt_fake *fake = hvt_fake_start_at(&script, dir);
         ck_assert_int_eq(write(ready[1], &byte, 1), 1);
         ck_assert_int_eq(read(stop[0], &byte, 1), 0);
+        int requests = (int)hvt_fake_requests(fake);
         hvt_fake_stop(fake);
-        _exit(0);
+        _exit(requests);
     }
     close(stop[0]);
     ck_assert_int_eq(read(ready[0], &byte, 1), 1);
@@ -593,12 +597,74 @@ START_TEST(running_out_of_descriptors_is_an_error_at_every_step)
         ck_assert_int_eq(hvt_count_fds(), fds);
         ck_assert_int_eq(hvt_count_mappings(), 0);
     }
-    ck_assert_int_eq(failures, 5); /* the socket and four from the engine */
+    ck_assert_int_eq(failures, 6); /* the socket, and the five that an engine may send */
     hvd_close(session);
     close(stop_fd);
     ck_assert_int_eq(waitpid(pid, &status, 0), pid);
-    ck_assert_int_eq(status, 0);
+    ck_assert(WIFEXITED(status));
+    ck_assert_msg(WEXITSTATUS(status) == 1, "an engine has taken a rank that then failed");
     rmdir(dir);
+}
+END_TEST
+
+/* What this process has mapped may grow by so much. */
+static void limit_space(uint64_t bytes)
+{
+    struct rlimit limit;
+    unsigned long pages = 0;
+    FILE *file = fopen("/proc/self/statm", "r");
+    ck_assert_ptr_nonnull(file);
+    ck_assert_int_eq(fscanf(file, "%lu", &pages), 1);
+    fclose(file);
+    ck_assert_int_eq(getrlimit(RLIMIT_AS, &limit), 0);
+    limit.rlim_cur = pages * (rlim_t)sysconf(_SC_PAGESIZE) + bytes;
+    ck_assert_int_eq(setrlimit(RLIMIT_AS, &limit), 0);
+}
+
+START_TEST(a_rank_that_has_no_room_for_a_channel_is_not_asked_for)
+{
+    struct client_reserve reserve;
+    int fds = hvt_count_fds();
+    limit_space(HVI_CHANNEL_BYTES - HVI_PAGE);
+    ck_assert_int_eq(client_reserve_take(&reserve, 0), HVD_ERR_NO_MEMORY);
+    ck_assert_ptr_nonnull(strstr(hvd_last_error(), "ulimit -v"));
+    ck_assert_int_eq(hvt_count_fds(), fds);
+    limit_space(HVI_CHANNEL_BYTES + 16 * HVI_PAGE);
+    ck_assert_int_eq(client_reserve_take(&reserve, 0), HVD_OK);
+    ck_assert_int_eq(hvt_count_fds(), fds + (int)CLIENT_RESERVE_FDS);
+    client_reserve_drop(&reserve);
+    ck_assert_int_eq(hvt_count_fds(), fds);
+}
+END_TEST
+
+static char logged[HVI_TEXT_MAX + 1];
+
+static void keep_line(void *unused, enum hvd_log_level level, const char *text)
+{
+    (void)unused;
+    ck_assert_int_eq(level, HVD_LOG_WARN);
+    snprintf(logged, sizeof logged, "%s", text);
+}
+
+/* Some 270 MiB for 32 ranks. */
+START_TEST(a_rank_that_has_no_room_for_slots_does_without)
+{
+    struct hvd_session *session;
+    struct hvi_slots job;
+    ck_assert_int_eq(hvi_slots_create(32, &job), HVD_OK);
+    struct hvt_fake_script script = {.slots_fd = job.region.fd};
+    struct hvt_fake *fake = hvt_fake_start(&script);
+    options.address = hvt_fake_dir(fake);
+    options.size = 32;
+    options.log = keep_line;
+    limit_space(64u << 20);
+    ck_assert_msg(hvd_open(&options, &session) == HVD_OK, "%s", hvd_last_error());
+    ck_assert_int_eq(hvd_barrier(session, "b"), HVD_OK);
+    ck_assert_int_eq(hvd_barrier(session, "b"), HVD_OK);
+    ck_assert_ptr_nonnull(strstr(logged, "small ops go through the engine"));
+    hvd_close(session);
+    hvt_fake_stop(fake);
+    hvi_slots_fini(&job);
 }
 END_TEST
 
@@ -635,6 +701,8 @@ int main(void)
     tcase_add_test(tcase, an_engine_that_answers_ends_the_wait_of_close);
     tcase_add_test(tcase, three_hundred_sessions_leave_nothing);
     tcase_add_test(tcase, running_out_of_descriptors_is_an_error_at_every_step);
+    tcase_add_test(tcase, a_rank_that_has_no_room_for_a_channel_is_not_asked_for);
+    tcase_add_test(tcase, a_rank_that_has_no_room_for_slots_does_without);
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);
 }
