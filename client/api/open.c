@@ -20,6 +20,7 @@
 #include "client/link/liveness.h"
 #include "client/session/enter.h"
 #include "client/session/session.h"
+#include "client/wait/wait.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -287,17 +288,29 @@ static struct hvd_session *_Atomic at_exit;
 static pthread_once_t exit_once = PTHREAD_ONCE_INIT;
 static int exit_error;
 
+/* Ops in flight, when all that has ended has been seen. With the lock, which it may give up. */
+static uint32_t look_in_flight(struct hvd_session *session)
+{
+    if (session->ops.in_flight > 0) {
+        client_wait_progress(session, true);
+        client_slots_look_all(&session->slots);
+    }
+    return session->ops.in_flight;
+}
+
+/* Says goodbye. What the session owns stays: threads may still be inside, and what runs at exit later may close it. */
 static void on_process_exit(int status, void *unused)
 {
     (void)unused;
     struct hvd_session *session = status == 0 ? atomic_load(&at_exit) : NULL;
     if (!session || client_session_enter(session, "exit") != HVD_OK)
         return;
-    bool idle = session->ops.in_flight == 0 && !session->link.pending &&
-                session->link.farewell.request == 0;
+    if (look_in_flight(session) == 0 && !session->link.pending &&
+        session->link.farewell.request == 0) {
+        (void)client_control_detach(&session->link, INT64_MAX);
+        release_streams(&session->link, session->memory.device);
+    } /* else another thread is inside; the end of the process tells the others */
     client_session_leave(session);
-    if (idle) /* else another thread is inside; the end of the process tells the others */
-        hvd_close(session);
 }
 
 static void install_exit(void)
@@ -325,7 +338,7 @@ int hvd_close_at_exit(struct hvd_session *session)
     int rc = client_session_enter(session, "hvd_close_at_exit");
     if (rc != HVD_OK)
         return rc;
-    if (session->ops.in_flight > 0)
+    if (look_in_flight(session) > 0)
         rc = client_error(HVD_ERR_BUSY, "hvd_close_at_exit: %u ops are in flight",
                           session->ops.in_flight);
     else
@@ -353,7 +366,7 @@ int hvd_close_wait(struct hvd_session *session, int64_t timeout_ns)
     if (rc != HVD_OK)
         return rc;
     session->link.log = NULL; /* the engine may end right behind us, and that is no news */
-    rc = client_control_detach(&session->link, timeout_ns > 0 ? (uint64_t)timeout_ns : 0);
+    rc = client_control_detach(&session->link, timeout_ns < 0 ? INT64_MAX : (uint64_t)timeout_ns);
     client_session_leave(session);
     return rc == HVD_ERR_TIMEOUT ? unquiet("hvd_close_wait") : rc;
 }
