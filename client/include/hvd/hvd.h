@@ -271,8 +271,8 @@ HVD_API int hvd_session_status(struct hvd_session *session);
  * Blocks while pages are reserved, and for the engine's answer, 8 s at most. HVD_ERR_INVALID: 0 bytes; HVD_ERR_NO_MEMORY,
  * HVD_ERR_LIMIT; HVD_ERR_TIMEOUT: the engine did not answer, and nothing is left. */
 HVD_API int hvd_alloc(struct hvd_session *session, size_t bytes, void **ptr_p);
-/* `ptr` from hvd_alloc. Blocks until the engine has let go of it, 8 s at most. HVD_ERR_BUSY while an op in flight uses it,
- * HVD_ERR_NOT_FOUND. */
+/* `ptr` from hvd_alloc. Blocks until the engine has let go of it, 8 s at most. HVD_ERR_BUSY while an op that is not
+ * finished uses it, in place or as ordinary memory; HVD_ERR_NOT_FOUND. */
 HVD_API int hvd_free(struct hvd_session *session, void *ptr);
 
 /* Shared memory of the process, of no session, as ncclMemAlloc's is of no communicator: for
@@ -308,7 +308,7 @@ HVD_API int hvd_register(struct hvd_session *session, void *ptr, size_t bytes);
  *   fork      The child has a view of its own: what it writes stays there; what it has not written
  *             shows what the parent has there now, not what it had at the fork. */
 HVD_API int hvd_adopt(struct hvd_session *session, void *ptr, size_t bytes);
-/* `ptr` from hvd_register or hvd_adopt. Blocks as hvd_free does. HVD_ERR_BUSY while an op in flight uses it,
+/* `ptr` from hvd_register or hvd_adopt. Blocks as hvd_free does. HVD_ERR_BUSY while an op that is not finished uses it;
  * HVD_ERR_NOT_FOUND. HVD_ERR_NO_MEMORY: adopted memory is forgotten, keeps its contents and stays
  * shared memory. */
 HVD_API int hvd_deregister(struct hvd_session *session, void *ptr);

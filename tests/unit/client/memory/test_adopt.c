@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * hvd_adopt: memory that becomes shared where it is, and what malloc, fork and the end do to it. */
+#include "client/session/session.h"
 #include "tests/unit/client/count.h"
 #include "tests/unit/client/fake.h"
 #include "tests/unit/hvt_main.h"
@@ -228,8 +229,9 @@ START_TEST(memory_with_an_op_in_flight_is_not_adopted)
     struct hvd_op *op;
     fill(memory, 16 * PAGE, 4);
     struct hvi_submission slot = submit(memory, 16 * PAGE, &op);
-    uint32_t regions = hvt_fake_regions(engine);
+    uint32_t regions = hvt_fake_regions(engine), announced = session->link.last_region;
     ck_assert_int_eq(hvd_adopt(session, memory, 16 * PAGE), HVD_ERR_BUSY);
+    ck_assert_msg(session->link.last_region == announced, "its contents were copied by then");
     finish(op, slot.cookie);
     check_filled(memory, 16 * PAGE, 4);
     adopt(memory, 16 * PAGE);

@@ -174,6 +174,22 @@ START_TEST(memory_in_use_is_busy)
 }
 END_TEST
 
+START_TEST(memory_in_use_by_its_address_is_busy)
+{
+    char *memory = alloc(4096);
+    struct hvd_op *op;
+    struct hvi_submission slot = submit(memory + 2, memory + 2, HVD_FLOAT32, 10, &op); /* a copy */
+    ck_assert_uint_eq(slot.out_region, HVI_REGION_INLINE);
+    ck_assert_int_eq(hvd_free(session, memory), HVD_ERR_BUSY);
+    ck_assert_ptr_nonnull(strstr(hvd_last_error(), "not finished"));
+    hvt_fake_done(engine, slot.cookie, HVD_OK, NULL, -1);
+    ck_assert_msg(hvd_free(session, memory) == HVD_ERR_BUSY, "the result is to be copied out");
+    ck_assert_int_eq(hvd_wait(op, 0), HVD_OK);
+    hvd_op_free(op);
+    ck_assert_int_eq(hvd_free(session, memory), HVD_OK);
+}
+END_TEST
+
 START_TEST(memory_of_an_abandoned_op_is_busy_until_it_is_done)
 {
     float *memory = alloc(4096);
@@ -404,6 +420,7 @@ int main(void)
     tcase_add_test(tcase, a_tensor_that_leaves_its_allocation_is_ordinary);
     tcase_add_test(tcase, misaligned_elements_are_copied);
     tcase_add_test(tcase, memory_in_use_is_busy);
+    tcase_add_test(tcase, memory_in_use_by_its_address_is_busy);
     tcase_add_test(tcase, memory_of_an_abandoned_op_is_busy_until_it_is_done);
     tcase_add_test(tcase, a_call_that_fails_uses_no_memory);
     tcase_add_test(tcase, an_input_that_was_copied_is_not_in_use);
