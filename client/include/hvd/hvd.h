@@ -388,9 +388,9 @@ HVD_API void hvd_op_options_init(struct hvd_op_options *options);
  * an op whose memory is unmapped meanwhile fails on every rank with HVD_ERR_INVALID. Other immediate
  * errors: HVD_ERR_INVALID (also: this rank is no member of the set, or has joined it),
  * _DUPLICATE_NAME, _NOT_FOUND (no such set), _UNSUPPORTED, _NO_MEMORY (staging for ordinary
- * memory), _LIMIT (HVD_OPS_MAX finished ops are not released), a lost session. An op that meets a
- * page of shared memory that cannot be had fails on every rank with HVD_ERR_NO_MEMORY, and names the
- * rank. After an op has failed while it was executing, its output is undefined. */
+ * memory), _LIMIT (HVD_OPS_MAX finished ops are not released, or so many that a group can find no
+ * room), a lost session. An op that meets a page of shared memory that cannot be had fails on every
+ * rank with HVD_ERR_NO_MEMORY, and names the rank. After an op has failed while it was executing, its output is undefined. */
 
 /* out = reduction over all ranks; shapes and dtypes equal everywhere. */
 HVD_API int hvd_allreduce_async(struct hvd_session *session, const char *name,
@@ -589,7 +589,8 @@ HVD_API int hvd_op_stream_wait(struct hvd_op *op, void *stream);
  * stay, and its output is then undefined. NULL is fine. */
 HVD_API void hvd_op_free(struct hvd_op *op);
 
-/* The blocking forms: submit, wait without limit, release. A full ring is waited out. */
+/* The blocking forms: submit, wait without limit, release. A full ring is waited out; HVD_ERR_LIMIT where
+ * more than half of HVD_OPS_MAX are finished ops that were not released and no other ends for a second. */
 HVD_API int hvd_allreduce(struct hvd_session *session, const char *name,
                           const struct hvd_tensor *in, const struct hvd_tensor *out,
                           enum hvd_reduce_op reduce_op);
