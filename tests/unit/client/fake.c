@@ -294,6 +294,11 @@ static void remove_region(struct hvt_fake_session *session, const struct hvi_reg
     struct fake_region *region = find_region(session, remove->region);
     if (session->fake->script.keeps)
         return;
+    if (session->fake->script.busy > 0) {
+        session->fake->script.busy--;
+        send_ack(session, remove->request, HVD_ERR_BUSY, "in use");
+        return;
+    }
     if (region) {
         hvi_region_fini(&region->map);
         region->id = 0;

@@ -47,6 +47,7 @@ struct hvt_fake_script {
     const char *timeline_text;
     bool mute;           /* no Ack at all */
     bool keeps;          /* no Ack of RegionRemove */
+    uint32_t busy;       /* so many RegionRemove are answered with HVD_ERR_BUSY first */
     uint64_t features;   /* of the channel: HVI_FEATURE_* */
     bool fabric;         /* it takes fabric handles */
     uint64_t silence_ns; /* of the bell page, whose beat is the test's */

@@ -382,6 +382,21 @@ START_TEST(idle_staging_beyond_the_cache_goes)
 }
 END_TEST
 
+START_TEST(an_engine_that_has_a_region_in_use_is_asked_again)
+{
+    /* Not a fixture test: the script differs. */
+    struct hvt_fake_script script = {.busy = 2};
+    struct hvt_fake *busy = hvt_fake_start(&script);
+    struct hvd_session *other = hvt_fake_open(busy);
+    void *memory = NULL;
+    ck_assert_int_eq(hvd_alloc(other, 4096, &memory), HVD_OK);
+    ck_assert_int_eq(hvd_free(other, memory), HVD_OK);
+    ck_assert_uint_eq(hvt_fake_regions(hvt_fake_session(busy, 0)), 0);
+    hvd_close(other);
+    hvt_fake_stop(busy);
+}
+END_TEST
+
 START_TEST(a_mute_engine_is_a_timeout)
 {
     /* Not a fixture test: the script differs. */
@@ -433,6 +448,7 @@ int main(void)
     tcase_add_test(tcase, staging_is_used_again);
     tcase_add_test(tcase, small_staging_blocks_share_a_region);
     tcase_add_test(tcase, idle_staging_beyond_the_cache_goes);
+    tcase_add_test(tcase, an_engine_that_has_a_region_in_use_is_asked_again);
     tcase_add_test(tcase, a_mute_engine_is_a_timeout);
     tcase_add_test(tcase, an_engine_that_dies_meanwhile_is_engine_lost);
     suite_add_tcase(suite, tcase);
