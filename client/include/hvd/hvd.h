@@ -616,7 +616,8 @@ HVD_API int hvd_timeline_stop(struct hvd_session *session);
 /* A descriptor for event loops: readable when a completion is waiting or the session has ended.
  * Poll it, then call hvd_test on the ops of interest; now and then it is readable a moment late, for
  * what has been seen already, so poll again if nothing has changed. Owned by the session; never read
- * or close it. */
+ * or close it. Blocks where small or medium ops that the ranks do themselves are in flight, until the
+ * engine has taken them over: microseconds, 100 ms at most if the engine stands still. */
 HVD_API int hvd_event_fd(struct hvd_session *session, int *fd_p);
 
 /* ---- text ------------------------------------------------------------------------------------ */
