@@ -241,6 +241,27 @@ START_TEST(memory_with_an_op_in_flight_is_not_adopted)
 }
 END_TEST
 
+/* Into more mappings than are changed at once, of which some cannot be written to, or not even be read. */
+START_TEST(adopted_memory_that_was_split_is_private_again)
+{
+    static const int protections[] = {PROT_READ | PROT_WRITE, PROT_READ, PROT_NONE};
+    unsigned char *memory = map_pages(210);
+    int mappings = hvt_count_mappings();
+    fill(memory, 210 * PAGE, 6);
+    adopt(memory, 210 * PAGE);
+    for (size_t i = 0; i < 210; i++)
+        ck_assert_int_eq(mprotect(memory + i * PAGE, PAGE, protections[i % 3]), 0);
+    ck_assert_msg(hvd_deregister(session, memory) == HVD_OK, "%s", hvd_last_error());
+    ck_assert_int_eq(hvt_count_mappings(), mappings);
+    char byte = 0;
+    struct iovec here = {&byte, 1}, there = {memory + 2 * PAGE, 1};
+    ck_assert_msg(process_vm_readv(getpid(), &here, 1, &there, 1, 0) == -1, "it can be read now");
+    ck_assert_int_eq(mprotect(memory, 210 * PAGE, PROT_READ | PROT_WRITE), 0);
+    check_filled(memory, 210 * PAGE, 6);
+    munmap(memory, 210 * PAGE);
+}
+END_TEST
+
 START_TEST(a_refused_region_leaves_the_memory_as_it_was)
 {
     unsigned char *memory = map_pages(4);
@@ -645,6 +666,7 @@ static void add_tests(TCase *tcase)
     tcase_add_test(tcase, deregistered_memory_is_private_again);
     tcase_add_test(tcase, adopted_memory_in_use_is_busy);
     tcase_add_test(tcase, memory_with_an_op_in_flight_is_not_adopted);
+    tcase_add_test(tcase, adopted_memory_that_was_split_is_private_again);
     tcase_add_test(tcase, a_refused_region_leaves_the_memory_as_it_was);
     tcase_add_test(tcase, closing_keeps_the_contents);
     tcase_add_test(tcase, no_whole_page_is_refused);
