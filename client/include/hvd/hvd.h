@@ -20,7 +20,8 @@
  *             success.
  *   Threads   A session may be used by several threads at once, except hvd_close, which must be the
  *             last call. Several sessions in one process are independent (one test process can host
- *             several ranks).
+ *             several ranks). A thread inside a call must not be cancelled (pthread_cancel): the
+ *             session's lock would stay taken.
  *   Blocking  Only functions that say so block, and each of them has a deadline.
  *   Fork      In a forked child every call on the parent's session returns HVD_ERR_FORKED; open a
  *             new one.
@@ -268,6 +269,8 @@ HVD_API int hvd_session_status(struct hvd_session *session);
  * doctor says; HVD_FOREIGN_MEMORY=always or never decides otherwise).
  * Ranks of the job map it too while they do allreduces of up to 4 MiB together, unless rank 0 has
  * HVD_EXPRESS=small; whoever waits for such an op does a part of it.
+ * In a forked child it is still the parent's memory, and so is a result that the library provides: a
+ * child must not write there.
  * Blocks while pages are reserved, and for the engine's answer, 8 s at most. HVD_ERR_INVALID: 0 bytes; HVD_ERR_NO_MEMORY,
  * HVD_ERR_LIMIT; HVD_ERR_TIMEOUT: the engine did not answer, and nothing is left. */
 HVD_API int hvd_alloc(struct hvd_session *session, size_t bytes, void **ptr_p);
