@@ -294,6 +294,11 @@ static void remove_region(struct hvt_fake_session *session, const struct hvi_reg
     struct fake_region *region = find_region(session, remove->region);
     if (session->fake->script.keeps)
         return;
+    if (session->fake->script.busy > 0) {
+        session->fake->script.busy--;
+        send_ack(session, remove->request, HVD_ERR_BUSY, "in use");
+        return;
+    }
     if (region) {
         hvi_region_fini(&region->map);
         region->id = 0;
@@ -699,6 +704,14 @@ const char *hvt_fake_setting(struct hvt_fake *fake, const char *name)
 const char *hvt_fake_identity(struct hvt_fake *fake)
 {
     return fake->identity;
+}
+
+uint32_t hvt_fake_requests(struct hvt_fake *fake)
+{
+    pthread_mutex_lock(&fake->mutex);
+    uint32_t requests = fake->connections;
+    pthread_mutex_unlock(&fake->mutex);
+    return requests;
 }
 
 struct hvt_fake_session *hvt_fake_session(struct hvt_fake *fake, uint32_t n)
