@@ -5,6 +5,7 @@
 #include "base/fate.h"
 #include "base/huge.h"
 #include "base/listener.h"
+#include "base/runtime.h"
 #include "tools/common/text.h"
 #include "tools/hvdctl/doctor.h"
 
@@ -369,14 +370,14 @@ static void check_systemd(const struct ctl *ctl, struct ctl_finding *finding)
 
 /* A directory that must be ours and closed to others, if it exists. False after a problem was
  * noted. */
-static bool check_own_dir(const char *path, bool must_exist, struct ctl_finding *finding)
+static bool check_own_dir(const char *path, struct ctl_finding *finding)
 {
     struct stat st;
     if (lstat(path, &st) != 0) {
-        if (!must_exist && errno == ENOENT)
+        if (errno == ENOENT)
             return true;
         ctl_found(finding, CTL_CHECK_PROBLEM, "%s: %s", path, strerror(errno));
-        ctl_next(finding, "create it (mode 0700), or unset XDG_RUNTIME_DIR");
+        ctl_next(finding, "create it (mode 0700)");
         return false;
     }
     if (S_ISDIR(st.st_mode) && st.st_uid == geteuid() && (st.st_mode & 077) == 0)
@@ -388,16 +389,30 @@ static bool check_own_dir(const char *path, bool must_exist, struct ctl_finding 
     return false;
 }
 
+/* The variable is set, and hvi_runtime_dir has not taken it. */
+static void note_unusable(const char *path, struct ctl_finding *finding)
+{
+    struct stat st;
+    if (stat(path, &st) != 0)
+        ctl_found(finding, CTL_CHECK_NOTE, "XDG_RUNTIME_DIR: %s: %s; /tmp will do", path,
+                  strerror(errno));
+    else
+        ctl_found(finding, CTL_CHECK_NOTE,
+                  "XDG_RUNTIME_DIR: %s: owner %u, mode %04o: not used, /tmp will do", path,
+                  (unsigned)st.st_uid, (unsigned)(st.st_mode & 07777));
+    ctl_next(finding, "make it a directory of yours (mode 0700), or unset XDG_RUNTIME_DIR");
+}
+
 static void check_runtime_dir(const struct ctl *ctl, struct ctl_finding *finding)
 {
     char fallback[64];
     (void)ctl;
-    const char *runtime = getenv("XDG_RUNTIME_DIR");
-    const bool given = runtime != NULL && runtime[0] != '\0';
-    if (given && !check_own_dir(runtime, true, finding))
+    const char *named = getenv("XDG_RUNTIME_DIR");
+    const char *runtime = hvi_runtime_dir(geteuid());
+    if (runtime != NULL && !check_own_dir(runtime, finding))
         return;
     snprintf(fallback, sizeof fallback, "/tmp/hvdd-%u", (unsigned)geteuid());
-    if (!check_own_dir(fallback, false, finding))
+    if (!check_own_dir(fallback, finding))
         return;
     if (access("/tmp", W_OK) != 0) {
         ctl_found(finding, CTL_CHECK_PROBLEM, "/tmp is not writable: %s", strerror(errno));
@@ -405,7 +420,11 @@ static void check_runtime_dir(const struct ctl *ctl, struct ctl_finding *finding
                  "private daemons live in $XDG_RUNTIME_DIR or /tmp: make one of them usable");
         return;
     }
-    ctl_found(finding, CTL_CHECK_OK, "%s", given ? runtime : "no XDG_RUNTIME_DIR; /tmp will do");
+    if (runtime == NULL && named != NULL && named[0] != '\0')
+        note_unusable(named, finding);
+    else
+        ctl_found(finding, CTL_CHECK_OK, "%s",
+                  runtime != NULL ? runtime : "no XDG_RUNTIME_DIR; /tmp will do");
 }
 
 /* A restart or a stop drains, and then ends the jobs that still run (hvdd(8), SYSTEMD). */

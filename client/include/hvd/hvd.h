@@ -180,8 +180,9 @@ typedef void (*hvd_log_fn)(void *user, enum hvd_log_level level, const char *tex
 
 struct hvd_options {
     size_t struct_size; /* sizeof(struct hvd_options): set by hvd_options_init */
-    /* Directory with hvdd's sockets. NULL: $HVD_ADDRESS, else $XDG_RUNTIME_DIR/hvdd if a daemon
-     * listens there, else /run/hvdd, else a private hvdd is started for this user. Its program:
+    /* Directory with hvdd's sockets. NULL: $HVD_ADDRESS, else $XDG_RUNTIME_DIR/hvdd (/tmp/hvdd-UID
+     * where the variable names no directory of this user's) if a daemon listens there, else
+     * /run/hvdd, else a private hvdd is started for this user. Its program:
      * $HVDD_PROGRAM, else beside this library, else in $PATH; its log: $HVDD_LOG, else thrown away.
      * It ends after 10 s without anybody. For a job on several nodes, $HVD_RENDEZVOUS comes before
      * all of these but $HVD_ADDRESS: hvd.h(3). */
