@@ -3,16 +3,20 @@
 # The one list of Debian packages. Installs what is missing for a purpose and says so; when everything is there it needs
 # no network, no root, and changes nothing. Tried on Debian 12 and 13.
 #
+#   scripts/deps.sh run      what the library, the daemons and the tools need on a machine that does not build them
 #   scripts/deps.sh build    what cmake needs (the library, the daemons, the tools, man pages)
 #   scripts/deps.sh demo     what scripts/demo.sh needs
 #   scripts/deps.sh test     what scripts/test.sh and .ci/run need: build and more
 #   scripts/deps.sh nodes    what scripts/nodes.sh needs: build, and what nodes are made of
 #   scripts/deps.sh arm      what scripts/arm.sh needs: test and more
 #   scripts/deps.sh nightly  what scripts/coverage.sh, debian13.sh, booted.sh and containers.sh need: test and more
-#   scripts/deps.sh list [build|demo|test|nodes|arm|nightly]    prints the list and does nothing
+#   scripts/deps.sh list [run|build|demo|test|nodes|arm|nightly]    prints the list and does nothing
 #
 # "a|b" is one need: either package does; a missing one is installed as the first that this system offers.
 set -euo pipefail
+
+# libprotobuf-c1 is the library's, the others are those of the daemons and the tools.
+run_packages='libprotobuf-c1 libzmq5 libsystemd0 libsodium23 libssl3|libssl3t64 libcjson1 libyaml-0-2 libhwloc15'
 
 build_packages='gcc libc6-dev cmake ninja-build pkg-config|pkgconf
 libzmq3-dev libprotobuf-c-dev protobuf-c-compiler libsystemd-dev libsodium-dev libssl-dev
@@ -31,13 +35,14 @@ nightly_packages='gcovr debootstrap libinih-dev'
 
 packages_for() {
     case $1 in
+    run) echo "$run_packages" ;;
     build | demo) echo "$build_packages" ;;
     test) echo "$build_packages $test_packages $nodes_packages" ;;
     nodes) echo "$build_packages $nodes_packages python3 python3-venv git" ;;
     arm) echo "$build_packages $test_packages $nodes_packages $arm_packages" ;;
     nightly) echo "$build_packages $test_packages $nodes_packages $nightly_packages" ;;
     *)
-        echo "usage: deps.sh build|demo|test|nodes|arm|nightly, or deps.sh list [build|demo|test|nodes|arm|nightly]" >&2
+        echo "usage: deps.sh run|build|demo|test|nodes|arm|nightly, or deps.sh list [run|build|demo|test|nodes|arm|nightly]" >&2
         exit 2
         ;;
     esac

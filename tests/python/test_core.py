@@ -65,6 +65,15 @@ def check_identity_and_sets():
         hvd.barrier()
 
 
+def test_a_library_that_is_missing_is_named_with_what_to_do():
+    from hvd import _native
+    ours, missing = "/x/libhvdclient.so.0", "cannot open shared object file: No such file or directory"
+    assert _native._remedy(ours, f"libprotobuf-c.so.1: {missing}") == (
+        "install libprotobuf-c.so.1, which it needs: scripts/deps.sh run does so on Debian")
+    for words in (f"{ours}: {missing}", f"{ours}: invalid ELF header"):
+        assert _native._remedy(ours, words).startswith("install this package with pip, or set HVD_LIBRARY")
+
+
 def test_identity_and_process_sets(ranks):
     ranks(3, check_identity_and_sets)
 

@@ -152,6 +152,9 @@ static void last_line(const char *words, char *line_p, size_t size)
     text_safe(safe, line_p, size);
 }
 
+/* The loader exits with 127 then, as a shell does where there is no such program. */
+#define LOADER_FAILED ": error while loading shared libraries: "
+
 /* What to do where ssh's own words do not say it. "": they do, or it is not known. */
 static void advise(const char *words, const char *host, char *advice_p, size_t size)
 {
@@ -185,6 +188,10 @@ void run_ssh_explain(const struct run_ssh *ssh, const struct run_host *host, str
     if (!host->here && exited_with(fate, SSH_FAILED))
         snprintf(text_p, text_size, "cannot be reached: %s%s",
                  line[0] != '\0' ? line : "ssh does not say why", advice);
+    else if (exited_with(fate, 127) && strstr(line, LOADER_FAILED) != NULL)
+        snprintf(text_p, text_size,
+                 "hvdrun cannot be run there: %s; install what it needs (scripts/deps.sh run)",
+                 line);
     else if (exited_with(fate, 127))
         snprintf(text_p, text_size,
                  "there is no %s; install the same version there, or say where it is with "

@@ -140,6 +140,12 @@ START_TEST(failures_are_told_apart)
     ck_assert_str_eq(explained(false, HVI_FATE_EXITED, 127, "sh: 1: not found\n"),
                      "there is no /x/hvdrun; install the same version there, or say where it is "
                      "with --remote-hvdrun");
+    ck_assert_str_eq(explained(false, HVI_FATE_EXITED, 127,
+                               "/x/hvdrun: error while loading shared libraries: libyaml-0.so.2: "
+                               "cannot open shared object file: No such file or directory\n"),
+                     "hvdrun cannot be run there: /x/hvdrun: error while loading shared libraries: "
+                     "libyaml-0.so.2: cannot open shared object file: No such file or directory; "
+                     "install what it needs (scripts/deps.sh run)");
     ck_assert_str_eq(explained(false, HVI_FATE_EXITED, 126, "Exec format error\n"),
                      "/x/hvdrun cannot be run there: Exec format error; is it for another "
                      "architecture?");
