@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from hvd.objects import broadcast_object
+
+if TYPE_CHECKING:  # hvd.torch needs no NumPy
+    import numpy as np
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
