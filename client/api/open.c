@@ -305,6 +305,7 @@ static void on_process_exit(int status, void *unused)
     struct hvd_session *session = status == 0 ? atomic_load(&at_exit) : NULL;
     if (!session || client_session_enter(session, "exit") != HVD_OK)
         return;
+    session->link.log = NULL; /* what it calls may be gone */
     if (look_in_flight(session) == 0 && !session->link.pending &&
         session->link.farewell.request == 0) {
         (void)client_control_detach(&session->link, INT64_MAX);
