@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "base/listener.h"
+#include "base/runtime.h"
 #include "base/status.h"
 
 #include <errno.h>
@@ -119,8 +120,8 @@ static const char *configured(const char *chosen)
 /* $XDG_RUNTIME_DIR/hvdd; false when the variable is of no use. */
 static bool runtime_place(char *place_p, size_t size)
 {
-    const char *runtime = getenv("XDG_RUNTIME_DIR");
-    if (runtime == NULL || runtime[0] != '/')
+    const char *runtime = hvi_runtime_dir(geteuid());
+    if (runtime == NULL)
         return false;
     const int length = snprintf(place_p, size, "%s/hvdd", runtime);
     return length > 0 && length <= ADDRESS_DIR_MAX;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Where hvdd's sockets are, by the same rule as the client library: what the caller names and $HVD_ADDRESS
  * are final; else the first with a live socket of this user's own directory ($XDG_RUNTIME_DIR/hvdd, or
- * /tmp/hvdd-<uid> where that variable is not set), /run/hvdd, and /tmp/hvdd-<uid>. Reads the
+ * /tmp/hvdd-<uid> where that variable names no directory of this user's), /run/hvdd, and /tmp/hvdd-<uid>. Reads the
  * environment. Waits up to a second for a place in the queue of each, where it is full. */
 #ifndef HVI_ADMIN_ADDRESS_H
 #define HVI_ADMIN_ADDRESS_H

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * A pid in a file may be another process' by now. So a process counts only if its command line names the program and its
  * environment names our directory. Servers are in the session of the control daemon, whose number may be another session's once
- * all have ended: they have our directory in their environment, too. */
+ * all have ended: they have our directory in their environment, too. A process that is becoming another program has no environment
+ * for some microseconds: it is looked at again. */
 #include "base/mps.h"
 
 #include "base/fate.h"
@@ -16,13 +17,17 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/pidfd.h>
+#include <time.h>
 #include <unistd.h>
 
 #define ENVIRONMENT_BYTES (256 * 1024) /* what is behind it is not looked at */
 #define FOLDERS_OPEN      8
+#define LOOKS             20 /* at a process without an environment, 1 ms apart */
 
-/* Whether /proc/PID/<name> has these bytes. */
-static bool has(pid_t pid, const char *name, const char *bytes, size_t length)
+enum finding { ABSENT, PRESENT, EMPTY };
+
+/* Whether /proc/PID/<name> has these bytes; EMPTY: the file has none at all. */
+static enum finding find(pid_t pid, const char *name, const char *bytes, size_t length)
 {
     char path[64], *text = malloc(ENVIRONMENT_BYTES);
     int found = -1;
@@ -32,15 +37,37 @@ static bool has(pid_t pid, const char *name, const char *bytes, size_t length)
         found = hvi_file_read(path, text, ENVIRONMENT_BYTES);
     const bool is_there = found > 0 && memmem(text, (size_t)found, bytes, length) != NULL;
     free(text);
-    return is_there;
+    return found == 0 ? EMPTY : is_there ? PRESENT : ABSENT;
 }
 
-static bool is_told(pid_t pid, const char *dir)
+static bool has_program(pid_t pid)
+{
+    return find(pid, "cmdline", HVI_MPS_PROGRAM, strlen(HVI_MPS_PROGRAM)) == PRESENT;
+}
+
+static enum finding find_dir(pid_t pid, const char *dir)
 {
     char setting[PATH_MAX];
 
     snprintf(setting, sizeof setting, HVI_MPS_PIPE_VAR "=%s/" HVI_MPS_PIPES, dir);
-    return has(pid, "environ", setting, strlen(setting) + 1);
+    return find(pid, "environ", setting, strlen(setting) + 1);
+}
+
+static bool has_ended(pid_t pid)
+{
+    return strchr("ZX", hvi_process_state(pid)) != NULL;
+}
+
+/* Whether the environment of a process names our directory. One that has ended has none for good. */
+static bool is_told(pid_t pid, const char *dir)
+{
+    enum finding found = find_dir(pid, dir);
+
+    for (int i = 1; i < LOOKS && found == EMPTY && !has_ended(pid); i++) {
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        found = find_dir(pid, dir);
+    }
+    return found == PRESENT;
 }
 
 static pid_t read_pid(const char *dir)
@@ -54,9 +81,8 @@ static pid_t read_pid(const char *dir)
 pid_t hvi_mps_find(const char *dir)
 {
     const pid_t pid = read_pid(dir);
-    const bool is_ours = pid > 1 && has(pid, "cmdline", HVI_MPS_PROGRAM, strlen(HVI_MPS_PROGRAM)) &&
-                         is_told(pid, dir);
-    return is_ours ? pid : 0;
+
+    return pid > 1 && has_program(pid) && is_told(pid, dir) ? pid : 0;
 }
 
 /* Whether the number is another process' by now: one that has just ended has no command line. */
@@ -65,8 +91,7 @@ static bool is_other(pid_t pid)
     char path[64], text[16];
 
     snprintf(path, sizeof path, "/proc/%d/cmdline", (int)pid);
-    return hvi_file_read(path, text, sizeof text) > 0 &&
-           !has(pid, "cmdline", HVI_MPS_PROGRAM, strlen(HVI_MPS_PROGRAM));
+    return hvi_file_read(path, text, sizeof text) > 0 && !has_program(pid);
 }
 
 /* The descriptor comes first: then the process that was looked at is the one that is killed. */

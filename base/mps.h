@@ -17,7 +17,7 @@
 /* The living control daemon that a hvdd of `dir`, its runtime directory, has started; 0: there is none. */
 pid_t hvi_mps_find(const char *dir);
 /* Kills the control daemon `pid` of that hvdd, and its servers, which may outlive it. A process that has the number by now is left
- * alone. */
+ * alone. Blocks for 20 ms at most for a process of them that has no environment. */
 void hvi_mps_kill(const char *dir, pid_t pid);
 /* Kills that of the file HVI_MPS_PID, and removes the files and folders above. Without the file nothing: then a folder of that name
  * is none of hvdd's. */

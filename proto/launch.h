@@ -68,6 +68,7 @@ struct hvi_launch_hello {
 struct hvi_launch_ready {
     uint32_t torch_port; /* 0: none was free, or rank 0 is not there */
     uint32_t mesh_port;  /* 0: hvdd does not listen */
+    char address[64];    /* "": none was chosen, or rank 0 is not there */
 };
 struct hvi_launch_started {
     int32_t *pids; /* allocated by decode, like every pointer here */

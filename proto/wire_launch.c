@@ -33,6 +33,7 @@ static const struct wire_table hello = TABLE(launch_hello, hello_fields, 0);
 static const struct wire_field ready_fields[] = {
     NUMBER(1, hvi_launch_ready, torch_port, 0, 65535),
     NUMBER(2, hvi_launch_ready, mesh_port, 0, 65535),
+    TEXT(3, hvi_launch_ready, address, ANY),
 };
 static const struct wire_table ready = TABLE(launch_ready, ready_fields, 0);
 

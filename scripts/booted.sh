@@ -15,7 +15,7 @@ cd "$(dirname "$0")/.."
 place=$PWD/build-booted
 root=$place/root
 # libinih1 is for the older build.
-packages=systemd,procps,libzmq5,libprotobuf-c1,libsodium23,libssl3,libinih1,libyaml-0-2,libcjson1,libhwloc15
+packages=systemd,procps,libinih1,$(scripts/deps.sh list run | sed 's/|.*//' | paste -sd ,)
 isolated=(unshare --mount --pid --uts --ipc --fork --kill-child --mount-proc --propagation private)
 
 # The first commit that has a mesh of services with the wires of today (docs/design/wire.md). A change after which nodes

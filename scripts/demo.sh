@@ -93,7 +93,7 @@ our_processes() {
     local exe
     for exe in /proc/[0-9]*/exe; do
         case $(readlink "$exe" 2>/dev/null) in
-        "$PWD/$build_dir"/*) exe=${exe%/exe} && echo "${exe#/proc/}" ;;
+        "$build_dir"/*) exe=${exe%/exe} && echo "${exe#/proc/}" ;;
         esac
     done | sort
 }
@@ -122,7 +122,8 @@ build() {
     [ -f "$build_dir/CMakeCache.txt" ] || settings=(-G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DHVD_TESTS=OFF)
     cmake -S . -B "$build_dir" "${settings[@]}" >"$scratch/cmake.log" || { cat "$scratch/cmake.log" >&2 && exit 1; }
     cmake --build "$build_dir" -j "$(nproc)"
-    PATH=$PWD/$build_dir/bin:$PATH
+    build_dir=$(cd "$build_dir" && pwd -P) # as /proc/PID/exe has it
+    PATH=$build_dir/bin:$PATH
 }
 
 start_hvdd() {
@@ -177,7 +178,7 @@ exec "$SCRATCH/digits" --epochs 100000 --timeout 30 --big "$BIG" 2>"$SCRATCH/err
 train_and_kill() {
     local a b status_a=0 status_b=0 victim killed_ns
     say "job A: four trainers; job B: four others, on the same hvdd"
-    ln -s "$PWD/$build_dir/examples/digits" "$scratch/digits"
+    ln -s "$build_dir/examples/digits" "$scratch/digits"
     SCRATCH=$scratch BIG=$big_bytes hvdrun -np 4 sh -c "$trainer_of_a" >"$scratch/a.out" 2>&1 &
     a=$!
     hvdrun -np 4 "$build_dir/examples/digits" "${train[@]}" >"$scratch/b.out" 2>&1 &

@@ -183,6 +183,12 @@ struct hvi_channel_header {
     uint8_t reserved1[3584];
 };
 
+/* Of a whole channel: header, rings, names, texts, inline area (shm/channel.c). */
+#define HVI_CHANNEL_BYTES                                                                          \
+    (HVI_PAGE + HVI_SQ_SLOTS * (uint32_t)sizeof(struct hvi_submission) +                           \
+     HVI_CQ_SLOTS * (uint32_t)sizeof(struct hvi_completion) + HVI_NAMES_BYTES +                    \
+     HVI_TEXT_CELLS * (uint32_t)sizeof(struct hvi_text_cell) + HVI_INLINE_BYTES)
+
 #define HVI_FEATURE_PROCESS 1u /* operands may lie in HVI_REGION_PROCESS */
 #define HVI_FEATURE_DEVICE  2u /* operands may lie on a GPU: the engine takes FenceAdd, DeviceAdd */
 #define HVI_FEATURES_KNOWN  (HVI_FEATURE_PROCESS | HVI_FEATURE_DEVICE)

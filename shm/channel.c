@@ -23,8 +23,9 @@
 #define NAMES_OFFSET  (CQ_OFFSET + HVI_CQ_SLOTS * (uint32_t)sizeof(struct hvi_completion))
 #define TEXTS_OFFSET  (NAMES_OFFSET + HVI_NAMES_BYTES)
 #define INLINE_OFFSET (TEXTS_OFFSET + HVI_TEXT_CELLS * (uint32_t)sizeof(struct hvi_text_cell))
-#define CHANNEL_BYTES (INLINE_OFFSET + HVI_INLINE_BYTES)
+#define CHANNEL_BYTES HVI_CHANNEL_BYTES
 
+_Static_assert(CHANNEL_BYTES == INLINE_OFFSET + HVI_INLINE_BYTES, "the inline area is the last");
 _Static_assert(CHANNEL_BYTES % HVI_PAGE == 0, "a channel is whole pages");
 
 #define TEXT_BYTES sizeof(((struct hvi_text_cell *)0)->text)

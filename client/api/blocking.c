@@ -1,13 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The blocking forms: submit, wait without limit, release. A full ring is waited out by short naps:
- * the engine takes slots all the time and rings no bell for it. */
+ * the engine takes slots all the time and rings no bell for it. Not where the table of ops is full of finished ones:
+ * no engine releases these. */
 #include "client/api/blocking.h"
 
+#include "base/clock.h"
 #include "base/copy.h"
 #include "base/types.h"
 #include "client/error.h"
 #include "client/ops/request.h"
 #include "client/session/enter.h"
+#include "client/session/session.h"
 #include "client/submit/submit.h"
 
 #include <stdlib.h>
@@ -15,14 +18,44 @@
 #include <time.h>
 
 #define FULL_NAP_NS 50000
+#define HELD_MAX    (HVD_OPS_MAX / 2) /* finished ops that are not released */
+#define HELD_NS     HVI_NS_SEC
+
+/* A table of ops that is full. */
+struct full {
+    uint64_t since_ns;  /* when it last moved */
+    uint32_t in_flight; /* then */
+};
+
+/* Finished ops have more than half of the table, no op has been free, and none has ended, for HELD_NS. */
+static bool is_stuck(struct hvd_session *session, const char *what, struct full *full)
+{
+    const struct client_ops *ops = &session->ops;
+    if (client_session_enter(session, what) != HVD_OK)
+        return false;
+    bool stands = !ops->free_first && ops->fresh == HVD_OPS_MAX &&
+                  ops->in_flight < HVD_OPS_MAX - HELD_MAX && ops->in_flight == full->in_flight;
+    full->in_flight = ops->in_flight;
+    client_session_leave(session);
+    uint64_t now_ns = hvi_clock_ns();
+    if (!stands)
+        full->since_ns = now_ns;
+    return now_ns - full->since_ns >= HELD_NS;
+}
 
 int client_api_submit(struct hvd_session *session, struct client_request *request,
                       struct hvd_op **op_p)
 {
     const struct timespec nap = {.tv_nsec = FULL_NAP_NS};
+    struct full full = {.since_ns = 0};
     int rc;
     while ((rc = client_submit(session, request, 1, op_p)) == HVD_ERR_RING_FULL) {
         hvd_session_status(session); /* reads completions and the socket */
+        if (is_stuck(session, request->what, &full))
+            return client_error(HVD_ERR_LIMIT,
+                                "%s: %d finished ops and more were not released, and none of the "
+                                "others has ended for a second; call hvd_op_free for each",
+                                request->what, HELD_MAX);
         nanosleep(&nap, NULL);
     }
     return rc;

@@ -7,7 +7,8 @@ struct client_request;
 struct hvd_op;
 struct hvd_session;
 
-/* Submits one op; a full ring is waited out. */
+/* Submits one op; a full ring is waited out. HVD_ERR_LIMIT where most of the ops are finished ones that were not released,
+ * and no other has ended for a second. */
 int client_api_submit(struct hvd_session *session, struct client_request *request,
                       struct hvd_op **op_p);
 /* Waits without limit, and releases. */

@@ -58,6 +58,44 @@ static int add(struct hvd_session *session, const void *ptr, uint64_t bytes, con
     return rc;
 }
 
+static bool touches(struct client_range range, uintptr_t start, uint64_t bytes)
+{
+    return bytes > 0 && start < range.end && start + bytes > range.start;
+}
+
+/* The op, staged or not, will write to its output there. */
+static bool writes_to(const struct hvd_op *op, struct client_range range)
+{
+    if (op->state == CLIENT_OP_PREPARING) /* has no place yet */
+        return touches(range, (uintptr_t)op->out.data, op->out.bytes);
+    uintptr_t out =
+        op->out.region == HVI_REGION_PROCESS ? (uintptr_t)op->out.offset : (uintptr_t)op->copy_to;
+    return touches(range, out, op->out_bytes);
+}
+
+/* The op's input is read there by its address, or is being copied. */
+static bool reads_from(const struct hvd_op *op, struct client_range range)
+{
+    if (op->state == CLIENT_OP_PREPARING)
+        return touches(range, (uintptr_t)op->in.data, op->in.bytes);
+    return (op->state == CLIENT_OP_IN_FLIGHT || op->state == CLIENT_OP_SIZED) &&
+           op->in.region == HVI_REGION_PROCESS &&
+           touches(range, (uintptr_t)op->in.offset, op->in.bytes);
+}
+
+/* An op that is not finished has its output there or, with `inputs`, its input: also one that found the memory by
+ * no row, because its tensor is not aligned, or is not all in one row. */
+static bool is_operand(const struct client_ops *ops, struct client_range range, bool inputs)
+{
+    for (uint32_t i = 0; i < ops->fresh; i++) {
+        const struct hvd_op *op = &ops->slots[i];
+        if (op->state != CLIENT_OP_FREE && op->state != CLIENT_OP_FINISHED &&
+            (writes_to(op, range) || (inputs && reads_from(op, range))))
+            return true;
+    }
+    return false;
+}
+
 /* No op uses the row; else the error says that it does, of `ptr`. With the lock. */
 static int check_unused(struct hvd_session *session, const struct client_memory_row *row,
                         const void *ptr, const char *what)
@@ -72,6 +110,23 @@ static int check_unused(struct hvd_session *session, const struct client_memory_
                         what, ptr, row->users);
 }
 
+/* The same for memory that goes away, or is replaced: ops may use it by its address. A twin's stays as it is. */
+static int check_addresses(struct hvd_session *session, const struct client_memory_row *row,
+                           const void *ptr, const char *what)
+{
+    struct client_range range = {row->base, row->base + row->bytes};
+    if (row->kind == CLIENT_MEMORY_TWIN || !is_operand(&session->ops, range, true))
+        return HVD_OK;
+    client_complete_drain(&session->complete);
+    client_slots_look_all(&session->slots);
+    if (!is_operand(&session->ops, range, true))
+        return HVD_OK;
+    return client_error(HVD_ERR_BUSY,
+                        "%s: %p is used by ops that are not finished, which have it as ordinary "
+                        "memory; wait for them first",
+                        what, ptr);
+}
+
 /* Takes the row that `ptr` names out of the table, with the lock. */
 static int detach_row(struct hvd_session *session, const void *ptr, bool is_alloc, const char *what,
                       struct client_memory_row **row_p)
@@ -84,6 +139,8 @@ static int detach_row(struct hvd_session *session, const void *ptr, bool is_allo
         return client_error(HVD_ERR_NOT_FOUND, "%s: %p is not from %s of this session", what, ptr,
                             is_alloc ? "hvd_alloc" : "hvd_register or hvd_adopt");
     int rc = check_unused(session, row, ptr, what);
+    if (rc == HVD_OK)
+        rc = check_addresses(session, row, ptr, what);
     if (rc != HVD_OK)
         return rc;
     client_table_remove(&session->memory.table, row);
@@ -169,18 +226,22 @@ int hvd_register(struct hvd_session *session, void *ptr, size_t bytes)
     return add(session, ptr, bytes, "hvd_register", &twin);
 }
 
-/* An op in flight, staged or not, will write to its output. */
-static bool is_output(const struct client_ops *ops, struct client_range range)
+/* With the lock. An op that ends while the contents are copied has written to the pages that go. */
+static int check_no_output(struct hvd_session *session, struct client_range range, const void *ptr)
 {
-    for (uint32_t i = 0; i < ops->fresh; i++) {
-        const struct hvd_op *op = &ops->slots[i];
-        uintptr_t out = op->out.region == HVI_REGION_PROCESS ? (uintptr_t)op->out.offset
-                                                             : (uintptr_t)op->copy_to;
-        if (op->state != CLIENT_OP_FREE && op->state != CLIENT_OP_FINISHED && out < range.end &&
-            out + op->out_bytes > range.start)
-            return true;
-    }
-    return false;
+    if (!is_operand(&session->ops, range, false))
+        return HVD_OK;
+    return client_error(HVD_ERR_BUSY, "hvd_adopt: %p is used by ops that are not finished", ptr);
+}
+
+static int look_before(struct hvd_session *session, struct client_range range, const void *ptr)
+{
+    int rc = client_session_enter(session, "hvd_adopt");
+    if (rc != HVD_OK)
+        return rc;
+    rc = check_no_output(session, range, ptr);
+    client_session_leave(session);
+    return rc;
 }
 
 /* With the lock. */
@@ -190,10 +251,8 @@ static int enter_adopted(struct hvd_session *session, struct client_memory_row *
     int rc = client_table_announce(&session->memory.table, row, "hvd_adopt");
     if (rc != HVD_OK)
         return rc;
-    if (is_output(&session->ops, range))
-        rc = client_error(HVD_ERR_BUSY, "hvd_adopt: %p is used by ops that are not finished",
-                          row->given);
-    else
+    rc = check_no_output(session, range, row->given);
+    if (rc == HVD_OK)
         rc = client_adopt_replace(row->adoption, &row->region);
     if (rc != HVD_OK) {
         client_table_remove(&session->memory.table, row);
@@ -204,6 +263,9 @@ static int enter_adopted(struct hvd_session *session, struct client_memory_row *
 
 static int adopt(struct hvd_session *session, const void *ptr, struct client_range range)
 {
+    int rc = look_before(session, range, ptr);
+    if (rc != HVD_OK)
+        return rc;
     struct client_memory_row *row = calloc(1, sizeof(*row));
     if (!row)
         return client_error(HVD_ERR_NO_MEMORY, "hvd_adopt: out of memory");
@@ -211,7 +273,7 @@ static int adopt(struct hvd_session *session, const void *ptr, struct client_ran
     row->bytes = range.end - range.start;
     row->given = ptr;
     row->kind = CLIENT_MEMORY_MAPPED;
-    int rc = client_adopt_prepare(range, &row->region, &row->adoption);
+    rc = client_adopt_prepare(range, &row->region, &row->adoption);
     if (rc == HVD_OK)
         rc = client_session_enter(session, "hvd_adopt");
     if (rc == HVD_OK) {

@@ -20,6 +20,7 @@
 #include "client/link/liveness.h"
 #include "client/session/enter.h"
 #include "client/session/session.h"
+#include "client/wait/wait.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -101,13 +102,18 @@ static int map_bell(struct hvd_session *session)
     return HVD_OK;
 }
 
-/* Not every job has slots. */
+/* Not every job has slots. A rank that has no room for them gives its ops to the engine, and so do the ranks that
+ * meet it. */
 static int map_slots(struct hvd_session *session)
 {
     if (session->link.packet.fd_count <= CLIENT_ATTACH_FDS)
         return HVD_OK;
-    return client_slots_map(&session->slots,
-                            hvi_packet_take_fd(&session->link.packet, CLIENT_ATTACH_FDS));
+    int rc = client_slots_map(&session->slots,
+                              hvi_packet_take_fd(&session->link.packet, CLIENT_ATTACH_FDS));
+    if (rc != HVD_ERR_NO_MEMORY)
+        return rc;
+    client_link_log(&session->link, HVD_LOG_WARN, hvd_last_error());
+    return HVD_OK;
 }
 
 /* The session never waits in an eventfd, whatever flags it came with. */
@@ -242,6 +248,8 @@ static int establish(struct hvd_session *session, const struct hvd_options *opti
     session->link.socket_fd = address.socket_fd;
     snprintf(session->link.address, sizeof(session->link.address), "%s", address.directory);
     take_events(session);
+    session->link.log = options->log;
+    session->link.log_user = options->log_user;
     if ((rc = map_channel(session)) != HVD_OK || (rc = map_bell(session)) != HVD_OK ||
         (rc = map_slots(session)) != HVD_OK)
         return rc;
@@ -249,8 +257,6 @@ static int establish(struct hvd_session *session, const struct hvd_options *opti
     session->slots.policy =
         hvi_wait_policy_among((uint32_t)session->link.identity.local_size, hvi_cores_available());
     session->link.looked_ns = hvi_clock_ns();
-    session->link.log = options->log;
-    session->link.log_user = options->log_user;
     say_started(options, &address);
     return HVD_OK;
 }
@@ -282,17 +288,30 @@ static struct hvd_session *_Atomic at_exit;
 static pthread_once_t exit_once = PTHREAD_ONCE_INIT;
 static int exit_error;
 
+/* Ops in flight, when all that has ended has been seen. With the lock, which it may give up. */
+static uint32_t look_in_flight(struct hvd_session *session)
+{
+    if (session->ops.in_flight > 0) {
+        client_wait_progress(session, true);
+        client_slots_look_all(&session->slots);
+    }
+    return session->ops.in_flight;
+}
+
+/* Says goodbye. What the session owns stays: threads may still be inside, and what runs at exit later may close it. */
 static void on_process_exit(int status, void *unused)
 {
     (void)unused;
     struct hvd_session *session = status == 0 ? atomic_load(&at_exit) : NULL;
     if (!session || client_session_enter(session, "exit") != HVD_OK)
         return;
-    bool idle = session->ops.in_flight == 0 && !session->link.pending &&
-                session->link.farewell.request == 0;
+    session->link.log = NULL; /* what it calls may be gone */
+    if (look_in_flight(session) == 0 && !session->link.pending &&
+        session->link.farewell.request == 0) {
+        (void)client_control_detach(&session->link, INT64_MAX);
+        release_streams(&session->link, session->memory.device);
+    } /* else another thread is inside; the end of the process tells the others */
     client_session_leave(session);
-    if (idle) /* else another thread is inside; the end of the process tells the others */
-        hvd_close(session);
 }
 
 static void install_exit(void)
@@ -320,7 +339,7 @@ int hvd_close_at_exit(struct hvd_session *session)
     int rc = client_session_enter(session, "hvd_close_at_exit");
     if (rc != HVD_OK)
         return rc;
-    if (session->ops.in_flight > 0)
+    if (look_in_flight(session) > 0)
         rc = client_error(HVD_ERR_BUSY, "hvd_close_at_exit: %u ops are in flight",
                           session->ops.in_flight);
     else
@@ -348,7 +367,7 @@ int hvd_close_wait(struct hvd_session *session, int64_t timeout_ns)
     if (rc != HVD_OK)
         return rc;
     session->link.log = NULL; /* the engine may end right behind us, and that is no news */
-    rc = client_control_detach(&session->link, timeout_ns > 0 ? (uint64_t)timeout_ns : 0);
+    rc = client_control_detach(&session->link, timeout_ns < 0 ? INT64_MAX : (uint64_t)timeout_ns);
     client_session_leave(session);
     return rc == HVD_ERR_TIMEOUT ? unquiet("hvd_close_wait") : rc;
 }

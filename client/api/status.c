@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * hvd_session_status and hvd_event_fd. */
+#include "base/clock.h"
 #include "client/error.h"
 #include "client/session/enter.h"
 #include "client/session/session.h"
@@ -55,7 +56,7 @@ int hvd_event_fd(struct hvd_session *session, int *fd_p)
         /* From now on the engine ends every op, or rings, if ranks still are at one. Other threads submit while
          * this one hands over without the lock: no op of theirs may go into a slot. */
         session->slots.on = false;
-        client_wait_hand_over(session, NULL);
+        client_wait_hand_over(session, NULL, HVI_NEVER);
         session->slots_left = true;
         client_wait_sync_event(session); /* some may have ended just now */
         *fd_p = session->link.epoll_fd;

@@ -9,6 +9,7 @@
 #include "client/attach/address.h"
 
 #include "base/listener.h"
+#include "base/runtime.h"
 #include "base/uid.h"
 #include "client/attach/autostart.h"
 #include "client/error.h"
@@ -101,11 +102,11 @@ static int try_directory(const char *directory, bool named, uint64_t deadline_ns
     return HVD_OK;
 }
 
-/* This user's directory. False when $XDG_RUNTIME_DIR makes a path that is too long. */
+/* This user's directory. False when the path is too long. */
 static bool own_directory(char *directory_p, size_t size, bool *in_tmp_p)
 {
-    const char *runtime = getenv("XDG_RUNTIME_DIR");
-    *in_tmp_p = !runtime || runtime[0] != '/';
+    const char *runtime = hvi_runtime_dir(geteuid());
+    *in_tmp_p = runtime == NULL;
     int length = *in_tmp_p ? snprintf(directory_p, size, "/tmp/hvdd-%lu", (unsigned long)geteuid())
                            : snprintf(directory_p, size, "%s/hvdd", runtime);
     return length > 0 && (size_t)length < size;
@@ -125,7 +126,7 @@ static int start_private(const char *directory, const struct client_mesh *mesh,
     if (mkdir(directory, 0700) != 0 && errno != EEXIST)
         return client_error(HVD_ERR_NO_DAEMON,
                             "hvd_open: no hvdd runs, and no private one can be started: mkdir %s: "
-                            "%s",
+                            "%s; set XDG_RUNTIME_DIR to a directory of yours, or HVD_ADDRESS",
                             directory, strerror(errno));
     if (!is_ours(directory))
         return client_error(HVD_ERR_REFUSED,

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
- *   address -> connect -> AttachRequest -> AttachReply + 4 descriptors
+ *   address -> connect -> reserve -> AttachRequest -> AttachReply + 4 or 5 descriptors
+ *
+ * The engine takes the rank with its answer, and a rank that goes then is lost to the others. So what the answer needs here
+ * is reserved before the request is sent (reserve.c).
  *
  * Where the caller named no daemon, one may be just about to end by itself (a private one does, when
  * idle): its end of file before a reply makes us look for a daemon again, and so does a private one that takes no new
@@ -12,9 +15,11 @@
 #include "base/utf8.h"
 #include "client/attach/address.h"
 #include "client/attach/identity.h"
+#include "client/attach/reserve.h"
 #include "client/error.h"
 #include "shm/abi.h"
 
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -172,14 +177,30 @@ static int attach_error(int rc, const struct client_address *address)
     }
 }
 
+/* Until there is something to receive. */
+static void await_reply(int socket_fd, uint64_t deadline_ns)
+{
+    struct pollfd pollfd = {.fd = socket_fd, .events = POLLIN};
+    while (poll(&pollfd, 1, hvi_deadline_poll_ms(deadline_ns)) <= 0 &&
+           !hvi_deadline_passed(deadline_ns)) {
+    }
+}
+
 /* Sends what is in the packet; receives the reply into it. */
 static int exchange(const struct client_address *address, struct hvi_packet *packet,
                     uint64_t deadline_ns)
 {
-    int rc =
-        hvi_packet_send(address->socket_fd, packet->bytes, packet->length, NULL, 0, deadline_ns);
+    struct client_reserve reserve;
+    int rc = client_reserve_take(&reserve, address->socket_fd);
+    if (rc != HVD_OK)
+        return rc;
+    rc = hvi_packet_send(address->socket_fd, packet->bytes, packet->length, NULL, 0, deadline_ns);
     /* A refusal may come before we have sent all; it says more than the broken pipe. */
-    if (rc == HVD_OK || rc == HVD_ERR_CLOSED)
+    const bool receives = rc == HVD_OK || rc == HVD_ERR_CLOSED;
+    if (receives)
+        await_reply(address->socket_fd, deadline_ns);
+    client_reserve_drop(&reserve);
+    if (receives)
         rc = hvi_packet_receive(address->socket_fd, packet, deadline_ns);
     return rc == HVD_OK ? rc : attach_error(rc, address);
 }

@@ -327,14 +327,28 @@ static struct hvi_packet_msg remove_msg(uint64_t request, uint32_t region_id)
     return msg;
 }
 
-bool client_control_region_remove(struct client_link *link, uint32_t region_id)
+/* False: the engine has not let go of the region, because an op of ours is only just over, and may be asked again. */
+static bool remove_once(struct client_link *link, uint32_t region_id, uint64_t timeout_ns,
+                        bool *has_gone_p)
 {
     struct client_pending pending = {.request = ++link->last_request};
     struct hvi_packet_msg msg = remove_msg(pending.request, region_id);
     struct request request = {.msg = &msg};
-    if (link->end_status == HVD_OK)
-        call(link, &request, CLIENT_ACK_NS, &pending);
-    return pending.done;
+    call(link, &request, timeout_ns, &pending);
+    bool refused = pending.done && pending.ack.status == HVD_ERR_BUSY;
+    *has_gone_p = pending.done && !refused;
+    return !refused;
+}
+
+bool client_control_region_remove(struct client_link *link, uint32_t region_id)
+{
+    struct client_patience patience = client_patience_of(CLIENT_ACK_NS);
+    bool has_gone = false;
+    while (link->end_status == HVD_OK &&
+           !remove_once(link, region_id, patience.limit_ns - patience.given_ns, &has_gone) &&
+           !client_patience_is_over(&patience))
+        pause_for(link, POLLIN);
+    return has_gone;
 }
 
 void client_control_region_forget(struct client_link *link, uint32_t region_id)

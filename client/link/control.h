@@ -43,7 +43,7 @@ int client_control_device_add(struct client_link *link, uint32_t region_id,
 /* Hands the engine the session's fence page; `fd` stays the caller's. Waits as client_control_region_add does, but
  * CLIENT_WORKER_NS: workers register it. */
 int client_control_fence_add(struct client_link *link, int fd, const char *what);
-/* Takes a region back and waits until the engine has let go of it. False: it has not said so, in CLIENT_ACK_NS or ever. */
+/* Takes a region back and waits until the engine has let go of it; asks again while an op has it there. False: it has not said so, in CLIENT_ACK_NS or ever. */
 bool client_control_region_remove(struct client_link *link, uint32_t region_id);
 /* As above without waiting. */
 void client_control_region_forget(struct client_link *link, uint32_t region_id);

@@ -56,7 +56,7 @@
 #include <unistd.h>
 
 #define PAGE_BYTES UINT64_C(4096)
-#define PARTS_MAX  64u /* mappings into which one adoption may have been split */
+#define PARTS_MAX  64u /* mappings that are changed at once */
 #define HEAP_TEXT                                                                                  \
     "lies in a heap of malloc's, whose pages other data will use after free; use hvd_alloc, "      \
     "mmap, "                                                                                       \
@@ -278,11 +278,23 @@ void client_adopt_touch(struct client_range range)
 
 /* ---- the end ---- */
 
+/* A mapping of an adoption, which may have been split since, and mapped otherwise (mprotect). */
+struct part {
+    struct client_range range;
+    int protection;
+};
+
 struct search {
     const struct client_forked *adoption;
-    struct client_range parts[PARTS_MAX];
+    struct part parts[PARTS_MAX];
     uint32_t count;
 };
+
+static int protection_of(const char *flags)
+{
+    return (flags[0] == 'r' ? PROT_READ : 0) | (flags[1] == 'w' ? PROT_WRITE : 0) |
+           (flags[2] == 'x' ? PROT_EXEC : 0);
+}
 
 static bool collect(void *user, const struct client_mapping *mapping)
 {
@@ -290,31 +302,61 @@ static bool collect(void *user, const struct client_mapping *mapping)
     const struct client_memfd *memfd = &search->adoption->memfd;
     if (is_inside(mapping->range, search->adoption->range) && mapping->inode == memfd->inode &&
         mapping->dev_major == memfd->dev_major && mapping->dev_minor == memfd->dev_minor &&
-        strcmp(mapping->flags, "rw-s") == 0)
-        search->parts[search->count++] = mapping->range;
+        mapping->flags[3] == 's')
+        search->parts[search->count++] =
+            (struct part){mapping->range, protection_of(mapping->flags)};
     return search->count < PARTS_MAX;
 }
 
-static bool make_private(struct client_range range)
+static bool protect(void *pages, struct client_range range, int protection)
 {
-    void *pages =
-        mmap(NULL, bytes_of(range), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return mprotect(pages, bytes_of(range), protection) == 0;
+}
+
+/* Private pages with the contents of the part. A part that cannot be read can for a moment. */
+static bool copy_part(void *pages, const struct part *part)
+{
+    void *shared = (void *)part->range.start;
+    bool readable = (part->protection & PROT_READ) != 0;
+    if (!readable && !protect(shared, part->range, PROT_READ))
+        return false;
+    memcpy(pages, shared, bytes_of(part->range));
+    if (!readable)
+        (void)protect(shared, part->range, part->protection);
+    return part->protection == (PROT_READ | PROT_WRITE) ||
+           protect(pages, part->range, part->protection);
+}
+
+static bool make_private(const struct part *part)
+{
+    size_t bytes = bytes_of(part->range);
+    void *pages = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (pages == MAP_FAILED)
         return false;
-    memcpy(pages, (const void *)range.start, bytes_of(range));
-    if (move_over(pages, range))
+    if (copy_part(pages, part) && move_over(pages, part->range))
         return true;
-    munmap(pages, bytes_of(range));
+    munmap(pages, bytes);
     return false;
+}
+
+/* Until no shared mapping is left there. */
+static bool make_all_private(const struct client_forked *adoption)
+{
+    struct search search = {.adoption = adoption};
+    bool done;
+    do {
+        search.count = 0;
+        done = client_mapping_each(collect, &search);
+        for (uint32_t i = 0; i < search.count; i++)
+            done = make_private(&search.parts[i]) && done;
+    } while (done && search.count == PARTS_MAX);
+    return done;
 }
 
 bool client_adopt_end(struct client_forked *adoption)
 {
-    struct search search = {.adoption = adoption};
     client_forked_lock();
-    bool done = client_mapping_each(collect, &search);
-    for (uint32_t i = 0; i < search.count; i++)
-        done = make_private(search.parts[i]) && done;
+    bool done = make_all_private(adoption);
     if (done)
         client_forked_remove(adoption); /* else a forked child still needs its own view */
     client_forked_unlock();

@@ -157,6 +157,7 @@ void client_op_release(struct client_ops *ops, struct hvd_op *op)
 
 void client_op_launched(struct client_ops *ops, const struct hvd_op *op)
 {
+    ops->own_outputs += op->owns_output;
     bool removal = client_kind_ends_set(op->kind);
     if (!removal && op->kind != HVI_KIND_JOIN)
         return;
@@ -223,6 +224,7 @@ void client_op_land(struct client_ops *ops, struct hvd_op *op)
     if (op->state == CLIENT_OP_SIZED)
         client_ops_unqueue(ops, op);
     client_op_set_state(ops, op, CLIENT_OP_DONE);
+    ops->own_outputs -= op->owns_output;
     ops->unseen++;
     /* The engine reads such an input to where the result will be, and a read that it has given up may
      * end late. These two have read nothing. */

@@ -20,6 +20,7 @@ struct client_ops {
     uint32_t in_flight;           /* PREPARING, IN_FLIGHT, SIZED */
     uint32_t unseen;              /* finished ops that no call has looked at */
     uint32_t orphans;             /* abandoned ops that may be in a slot */
+    uint32_t own_outputs;         /* in flight, of ops whose result the library provides */
     struct hvd_op *sized_first;   /* utlist: ops that wait for memory, oldest first */
     int rank;                     /* this process's */
     struct client_memory *memory; /* where operands lie */

@@ -42,8 +42,9 @@ int client_slots_map(struct client_slots *slots, int fd)
     }
     if (rc != HVD_OK) {
         close(fd);
-        return client_error(rc, "hvd_open: the express slots that the engine (pid %d) sent: %s",
-                            slots->link->engine_pid, hvi_status_text(rc));
+        return client_error(rc, "hvd_open: the express slots that the engine (pid %d) sent: %s%s",
+                            slots->link->engine_pid, hvi_status_text(rc),
+                            rc == HVD_ERR_NO_MEMORY ? "; small ops go through the engine" : "");
     }
     hvi_region_close_fd(&slots->map.region);
     madvise(slots->map.region.base, slots->map.region.bytes, MADV_DONTFORK);

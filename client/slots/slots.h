@@ -39,7 +39,7 @@ struct client_slots {
 void client_slots_init(struct client_slots *slots, struct client_link *link,
                        struct client_ops *ops);
 void client_slots_fini(struct client_slots *slots);
-/* Maps the job's slots and takes `fd`. HVD_OK, or the last error is set. */
+/* Maps the job's slots and takes `fd`. HVD_OK, or the last error is set. HVD_ERR_NO_MEMORY: the session can do without. */
 int client_slots_map(struct client_slots *slots, int fd);
 
 /* The functions below need the session's lock where they do not say otherwise. */

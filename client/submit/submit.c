@@ -27,6 +27,7 @@
 #include "client/submit/on_device.h"
 #include "client/submit/operands.h"
 
+#include <inttypes.h>
 #include <string.h>
 
 #define COPY_LOCKED_MAX 32768u /* larger inputs are copied without the lock */
@@ -106,17 +107,20 @@ static int claim_name(struct hvd_session *session, struct client_request *reques
     }
 }
 
-static int claim_op(struct hvd_session *session, struct client_request *request)
+/* One op of the call's `count`. If none is free, finished ops have all but those in flight, some of which may be this
+ * call's: the call may find room once the others are over. */
+static int claim_op(struct hvd_session *session, struct client_request *request, uint32_t count)
 {
     struct hvd_op *op = client_ops_new(&session->ops, session);
     if (!op) {
         client_complete_drain(&session->complete); /* an abandoned op may have finished */
         op = client_ops_new(&session->ops, session);
     }
-    if (!op && session->ops.in_flight == 0)
+    if (!op && session->ops.in_flight < count)
         return client_error(HVD_ERR_LIMIT,
-                            "%s: %d finished ops were not released; call hvd_op_free for each",
-                            request->what, HVD_OPS_MAX);
+                            "%s: %" PRIu32 " finished ops were not released; call hvd_op_free for "
+                            "each",
+                            request->what, HVD_OPS_MAX - session->ops.in_flight);
     if (!op)
         return client_ring_full(request->what, "the session has no free op");
     op->kind = request->kind;
@@ -209,7 +213,7 @@ static int submit(struct hvd_session *session, struct client_request *requests, 
     for (uint32_t i = 0; rc == HVD_OK && i < count; i++) {
         rc = claim_name(session, &requests[i]);
         if (rc == HVD_OK)
-            rc = claim_op(session, &requests[i]);
+            rc = claim_op(session, &requests[i], count);
         if (rc == HVD_OK)
             sure &= client_operands_classify(&session->memory, &requests[i]);
     }

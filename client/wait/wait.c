@@ -32,7 +32,8 @@
 #define COPY_LOCKED_MAX  32768u /* larger results are copied without the lock */
 #define HAND_OVER_NS     (100 * HVI_NS_MS)
 #define HAND_OVER_NAP_NS 20000l
-#define COPYING_NAP_NS   (50ull * 1000ull) /* another thread copies the result we wait for */
+#define COPYING_NAP_NS   (50ull * 1000ull)  /* another thread copies the result we wait for */
+#define FEED_NS          (100ull * 1000ull) /* in a slot, while the bell may ring for another op */
 
 static bool session_state_says_ended(const struct hvd_session *session)
 {
@@ -80,31 +81,43 @@ static bool still_waits(struct hvd_session *session, struct hvd_op *op, uint32_t
     return op->generation == generation && op->state == CLIENT_OP_IN_FLIGHT && op->slot.active;
 }
 
-static void hand_over(struct hvd_session *session, struct hvd_op *op)
+static void hand_over(struct hvd_session *session, struct hvd_op *op, uint64_t deadline_ns)
 {
     const struct timespec nap = {.tv_nsec = HAND_OVER_NAP_NS};
-    uint64_t deadline_ns = hvi_clock_ns() + HAND_OVER_NS;
     uint32_t generation = op->generation;
     while (still_waits(session, op, generation) && session->link.end_status == HVD_OK) {
         client_slots_call(&session->slots, op);
         pthread_mutex_unlock(&session->link.mutex);
         nanosleep(&nap, NULL);
         pthread_mutex_lock(&session->link.mutex);
-        client_complete_drain(&session->complete);
-        client_control_look(&session->link);
+        client_wait_progress(session, true);
         if (hvi_deadline_passed(deadline_ns))
             return; /* a stopped engine: the op ends when it goes on, or by its death */
     }
 }
 
-void client_wait_hand_over(struct hvd_session *session, struct hvd_op *op)
+static void hand_over_all(struct hvd_session *session, uint64_t deadline_ns)
 {
-    if (op && op->slot.active)
-        hand_over(session, op);
-    for (uint32_t i = 0; !op && i < session->ops.fresh; i++) {
-        if (session->ops.slots[i].slot.active)
-            hand_over(session, &session->ops.slots[i]);
+    struct client_ops *ops = &session->ops;
+    for (uint32_t i = 0; i < ops->fresh; i++) {
+        if (ops->slots[i].slot.active)
+            client_slots_call(&session->slots, &ops->slots[i]);
     }
+    for (uint32_t i = 0; i < ops->fresh && !hvi_deadline_passed(deadline_ns); i++) {
+        if (ops->slots[i].slot.active)
+            hand_over(session, &ops->slots[i], deadline_ns);
+    }
+}
+
+void client_wait_hand_over(struct hvd_session *session, struct hvd_op *op, uint64_t deadline_ns)
+{
+    uint64_t most_ns = hvi_clock_ns() + HAND_OVER_NS;
+    if (deadline_ns > most_ns)
+        deadline_ns = most_ns;
+    if (!op)
+        hand_over_all(session, deadline_ns);
+    else if (op->slot.active)
+        hand_over(session, op, deadline_ns);
 }
 
 static void copy_out(struct hvd_session *session, struct hvd_op *op)
@@ -235,6 +248,7 @@ struct waiter {
     bool noted;  /* how prompt it was */
     /* What the last look has seen. */
     bool in_slot, copying, fenced;
+    bool feeds; /* an op of this rank may want memory for its result: no slot says so */
     uint32_t seen;
     struct client_watch watch;
 };
@@ -258,7 +272,7 @@ static int look_once(struct waiter *waiter)
     struct hvd_op *op = waiter->op;
     struct hvd_session *session = op->session;
     waiter->seen = hvi_bell_read(session->link.channel.header);
-    if (waiter->look || !op->slot.active)
+    if (waiter->look || !op->slot.active || session->ops.own_outputs > 0)
         client_wait_progress(session, waiter->look);
     int rc = client_wait_look_at(session, op);
     bool helps = op->slot.medium && op->slot.active && !waiter->helped;
@@ -271,6 +285,21 @@ static int look_once(struct waiter *waiter)
     return rc;
 }
 
+/* Without the lock. Another op of ours may want memory for its result, and the peers that this one waits for may wait for
+ * that. The engine says so by the bell, which a rank that sleeps on a slot does not hear: the engine gets the op. */
+static void rest_and_feed(struct waiter *waiter, struct hvd_session *session)
+{
+    uint64_t end_ns = hvi_clock_ns() + FEED_NS;
+    if (waiter->deadline_ns < end_ns)
+        end_ns = waiter->deadline_ns;
+    client_watch_wait(&session->slots, &waiter->watch, end_ns);
+    waiter->look = false; /* each round looks at the ring, and at the socket when it is time */
+    if (waiter->watch.sight != HVI_SLOT_WAITS || client_op_enter(waiter->op, "hvd_wait") != HVD_OK)
+        return;
+    client_wait_hand_over(session, waiter->op, waiter->deadline_ns);
+    client_session_leave(session);
+}
+
 /* Without the lock. */
 static void rest(struct waiter *waiter, struct hvd_session *session)
 {
@@ -280,7 +309,9 @@ static void rest(struct waiter *waiter, struct hvd_session *session)
             0 ||
         late)
         return;
-    if (waiter->in_slot)
+    if (waiter->in_slot && waiter->feeds)
+        rest_and_feed(waiter, session);
+    else if (waiter->in_slot)
         waiter->look = client_watch_wait(&session->slots, &waiter->watch, waiter->deadline_ns);
     else
         waiter->look = client_wait_sleep(session, waiter->copying, waiter->fenced, waiter->seen,
@@ -303,6 +334,7 @@ int hvd_wait(struct hvd_op *op, int64_t timeout_ns)
         waiter.copying = op->state == CLIENT_OP_COPYING;
         waiter.in_slot = op->slot.active;
         waiter.fenced = op->fence.cell != 0;
+        waiter.feeds = session->ops.own_outputs > 0;
         waiter.watch = client_watch_of(op);
         if (rc == HVD_INPROGRESS && waiter.in_slot && !waiter.noted)
             client_watch_note_promptness(&session->slots, op);

@@ -18,9 +18,9 @@ int client_wait_look_at(struct hvd_session *session, struct hvd_op *op);
 /* Sets the event descriptor right after ops have been looked at. */
 void client_wait_sync_event(struct hvd_session *session);
 /* Asks the engine to take over what is in a slot, and waits until each such op is done or the engine's,
- * 100 ms at most: for a caller that is going to sleep on something that only the engine rings. `op`
- * NULL: all. Gives up the lock; the session may have ended. */
-void client_wait_hand_over(struct hvd_session *session, struct hvd_op *op);
+ * until the deadline and 100 ms at most: for a caller that is going to sleep on something that only the engine
+ * rings. `op` NULL: all, 100 ms together. Gives up the lock; the session may have ended. */
+void client_wait_hand_over(struct hvd_session *session, struct hvd_op *op, uint64_t deadline_ns);
 /* HVD_ERR_TIMEOUT, with the last error set for the public function `what`. */
 int client_wait_timed_out(const struct hvd_op *op, const char *what, int64_t timeout_ns);
 /* Without the lock: nothing was to be seen after the bell read `seen`. Sleeps a slice at most; a

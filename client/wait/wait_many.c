@@ -12,6 +12,7 @@
 #include "client/session/enter.h"
 #include "client/session/session.h"
 #include "client/slots/medium.h"
+#include "client/slots/slots.h"
 #include "client/slots/watch.h"
 #include "client/wait/wait.h"
 
@@ -26,6 +27,7 @@ struct wait_set {
     const char *what;
     int first;                 /* the first op that is not known to be finished */
     int failed;                /* the first one that has failed, -1: none */
+    bool refused;              /* an op is none that can be waited for */
     bool mixed;                /* several sessions */
     bool copying;              /* another thread copies a result of ours */
     bool fenced;               /* an op of ours is one on device memory */
@@ -34,6 +36,7 @@ struct wait_set {
     struct client_watch watch; /* what it was when it was looked at */
     uint32_t slots_seen;       /* rounds with such an op */
     bool noted;                /* how prompt we were */
+    bool helped;               /* with a medium op, although it was late */
     uint32_t seen;             /* the bell word of `bell` before the last look */
     struct hvd_session *bell;
 };
@@ -62,7 +65,8 @@ static int enter(struct wait_set *set, int i)
 {
     struct hvd_op *op = set->ops[i];
     int rc = client_op_enter(op, set->what);
-    if (rc != HVD_OK)
+    set->refused = rc != HVD_OK;
+    if (set->refused)
         return rc;
     set->bell = op->session;
     set->seen = hvi_bell_read(op->session->link.channel.header);
@@ -73,7 +77,8 @@ static int enter(struct wait_set *set, int i)
 static int look_at(struct wait_set *set, int i)
 {
     struct hvd_op *op = set->ops[i];
-    if (op->state == CLIENT_OP_FREE || op->abandoned)
+    set->refused = op->state == CLIENT_OP_FREE || op->abandoned;
+    if (set->refused)
         return client_error(HVD_ERR_INVALID, "%s: ops[%d] was released by hvd_op_free", set->what,
                             i);
     int rc = client_wait_look_at(op->session, op);
@@ -81,7 +86,7 @@ static int look_at(struct wait_set *set, int i)
         set->copying = true;
     if (rc == HVD_INPROGRESS && op->fence.cell != 0)
         set->fenced = true;
-    if (rc == HVD_INPROGRESS && op->slot.active) {
+    if (rc == HVD_INPROGRESS && op->slot.active && (!set->slot || op->slot.medium)) {
         set->slot = op;
         set->watch = client_watch_of(op);
         if (!set->noted)
@@ -133,7 +138,6 @@ static uint64_t end_of_slice(uint64_t deadline_ns)
 static void rest_awake(struct wait_set *set, uint64_t deadline_ns)
 {
     struct hvd_op *op = set->slot;
-    set->slot = NULL;
     if (client_medium_help(&op->session->slots, op, &set->watch, UINT32_MAX) > 0)
         return;
     if (set->watch.medium && client_watch_runs(&op->session->slots, &set->watch)) {
@@ -144,7 +148,7 @@ static void rest_awake(struct wait_set *set, uint64_t deadline_ns)
         return;
     if (client_op_enter(op, set->what) != HVD_OK)
         return;
-    client_wait_hand_over(op->session, op);
+    client_wait_hand_over(op->session, op, deadline_ns);
     client_session_leave(op->session);
 }
 
@@ -159,6 +163,20 @@ static void rest(struct wait_set *set, uint64_t deadline_ns)
                                   set->mixed ? end_of_slice(deadline_ns) : deadline_ns);
     set->look &= !set->mixed; /* its slices are short; progress looks when it is time */
     set->copying = set->fenced = false;
+}
+
+/* It is too late; waits of no length are a way to poll. True: look once more. */
+static bool help_late(struct wait_set *set)
+{
+    struct hvd_op *op = set->slot;
+    if (!op || client_op_enter(op, set->what) != HVD_OK)
+        return false;
+    client_slots_polled(&op->session->slots, op);
+    client_session_leave(op->session);
+    if (!set->watch.medium || set->helped)
+        return false;
+    set->helped = true;
+    return client_medium_help(&op->session->slots, op, &set->watch, 1) > 0;
 }
 
 static int timed_out(const struct wait_set *set, int64_t timeout_ns)
@@ -177,16 +195,18 @@ static int wait_any(struct wait_set *set, int64_t timeout_ns, int *index_p)
     uint64_t deadline_ns = timeout_ns < 0 ? HVI_NEVER : hvi_deadline_after(timeout_ns);
     for (;;) {
         bool late = hvi_deadline_passed(deadline_ns);
+        set->slot = NULL;
         for (int i = set->first; i < set->count;) {
             int rc = look_along(set, false, &i);
             if (rc == HVD_INPROGRESS)
                 continue;
-            *index_p = i;
+            *index_p = set->refused ? -1 : i;
             return rc;
         }
-        if (late)
+        if (!late)
+            rest(set, deadline_ns);
+        else if (!help_late(set))
             return timed_out(set, timeout_ns);
-        rest(set, deadline_ns);
     }
 }
 
@@ -228,6 +248,7 @@ static int wait_all(struct wait_set *set, int64_t timeout_ns)
     uint64_t deadline_ns = timeout_ns < 0 ? HVI_NEVER : hvi_deadline_after(timeout_ns);
     while (set->first < set->count) {
         bool late = hvi_deadline_passed(deadline_ns);
+        set->slot = NULL;
         int first = set->first;
         int rc = set->mixed ? look_everywhere(set) : HVD_OK;
         if (rc == HVD_OK)
@@ -236,10 +257,10 @@ static int wait_all(struct wait_set *set, int64_t timeout_ns)
             return rc;
         if (set->first != first)
             set->slots_seen = 0;
-        else if (late)
-            return timed_out(set, timeout_ns);
-        else
+        else if (!late)
             rest(set, deadline_ns);
+        else if (!help_late(set))
+            return timed_out(set, timeout_ns);
     }
     return HVD_OK;
 }

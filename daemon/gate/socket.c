@@ -11,8 +11,10 @@
  * descriptors are counted here. A connection is a stranger until a message comes from it. While strangers take more than half of
  * their room, an address has 64 of them, and what comes beyond is cut off: nodes that come from there in a crowd try again.
  * With too many strangers of all addresses the socket stops listening until half of them have gone or spoken. Nodes stay for
- * the time of their jobs, and take no room from those that are still to come. A peer whose key is refused never tries again by
- * itself; the one that joins starts anew.
+ * the time of their jobs, and take no room from those that are still to come.
+ *
+ * libzmq does not connect again after a peer has refused the key or has said what is no ZMTP. It does after any other end of a
+ * connection, and says so at once. Where it does not say so, the socket that joins starts anew after two seconds.
  *
  * Of a name with addresses of both families libzmq tries the first IPv6 one alone, for ever. So a socket that joins by a name, and
  * has no connection for a second, is opened anew for the other family, and so on. One that had a connection waits ten
@@ -50,6 +52,8 @@
 #define STRANGERS_MAX    512u
 #define STRANGERS_EACH   64u /* of one address, while there are many */
 #define CONNECTIONS_MAX  (HVI_WIRE_NODES_MAX + STRANGERS_MAX)
+#define HANDSHAKE_MS     2000
+#define HANDSHAKE_NS     (HANDSHAKE_MS * HVI_NS_MS)
 #define REJOIN_NS        (2 * HVI_NS_SEC)
 #define FAMILY_NS        HVI_NS_SEC /* for an address of one family, where the other may have one, too */
 #define LOST_NS          (10 * HVI_NS_SEC)
@@ -78,7 +82,8 @@ struct gate_socket {
     bool ipv4;           /* its addresses of IPv4 alone are tried now */
     bool connected;      /* one of this family was */
     uint64_t family_ns;  /* not 0: there is no connection; when to try the other family */
-    uint64_t rejoin_ns;  /* not 0: the key was refused; when to try again */
+    uint64_t dialed_ns;  /* when the last connection was made */
+    uint64_t rejoin_ns;  /* not 0: libzmq tries no more; when to start anew */
     uint64_t logged_ns;  /* of refusals */
     uint32_t not_logged; /* since then */
     uint32_t
@@ -104,7 +109,7 @@ static bool set_common(void *zmq, bool ipv6)
     return zmq_setsockopt(zmq, ZMQ_MAXMSGSIZE, &bytes_max, sizeof(bytes_max)) == 0 &&
            set_int(zmq, ZMQ_LINGER, 0) && set_int(zmq, ZMQ_IPV6, ipv6) &&
            set_int(zmq, ZMQ_SNDHWM, QUEUE_MESSAGES) && set_int(zmq, ZMQ_RCVHWM, QUEUE_MESSAGES) &&
-           set_int(zmq, ZMQ_HANDSHAKE_IVL, 2000) && set_int(zmq, ZMQ_HEARTBEAT_IVL, 300) &&
+           set_int(zmq, ZMQ_HANDSHAKE_IVL, HANDSHAKE_MS) && set_int(zmq, ZMQ_HEARTBEAT_IVL, 300) &&
            set_int(zmq, ZMQ_HEARTBEAT_TIMEOUT, 1000) && set_int(zmq, ZMQ_HEARTBEAT_TTL, 1000);
 }
 
@@ -434,7 +439,8 @@ static void tell_connected(struct gate_socket *socket, int fd)
     char address[HVI_WIRE_NODE_ADDRESS];
 
     read_address(fd, address);
-    socket->calls->connected(socket->user, unmapped(address));
+    if (address[0] != '\0') /* else it has ended by now */
+        socket->calls->connected(socket->user, unmapped(address));
 }
 
 /* The other side does not know our key, or has another one than we think. */
@@ -450,6 +456,23 @@ static const char *why_refused(const struct gate_socket *socket, bool by_it)
                    "are not of one pair";
 }
 
+/* Whether a handshake failed because its time was over, here or there. A peer that has another key ends it at once. */
+static bool is_late(const struct gate_socket *socket, int32_t error)
+{
+    const bool is_ended = error == EPIPE || error == ECONNRESET; /* by the peer */
+
+    return !is_ended || hvi_clock_ns() - socket->dialed_ns >= HANDSHAKE_NS - 100 * HVI_NS_MS;
+}
+
+/* libzmq tells after the end of a connection that it tries again, or it does not try. */
+static void note_end(struct gate_socket *socket, uint16_t event)
+{
+    if (event == ZMQ_EVENT_DISCONNECTED)
+        socket->rejoin_ns = hvi_clock_ns() + REJOIN_NS;
+    else if (event == ZMQ_EVENT_CONNECT_RETRIED || event == ZMQ_EVENT_CONNECTED)
+        socket->rejoin_ns = 0;
+}
+
 static void handle_event(struct gate_socket *socket, uint16_t event, int32_t value)
 {
     if (event == ZMQ_EVENT_ACCEPTED || event == ZMQ_EVENT_DISCONNECTED)
@@ -459,15 +482,19 @@ static void handle_event(struct gate_socket *socket, uint16_t event, int32_t val
             socket->calls->disconnected(socket->user, value);
         return;
     }
+    note_end(socket, event);
     if (event == ZMQ_EVENT_CONNECTED) {
         socket->connected = true;
+        socket->dialed_ns = hvi_clock_ns();
         socket->family_ns = 0;
         tell_connected(socket, value);
     } else if (event == ZMQ_EVENT_HANDSHAKE_SUCCEEDED) {
         socket->calls->connected(socket->user, "");
     } else if (event == ZMQ_EVENT_HANDSHAKE_FAILED_AUTH) {
-        socket->rejoin_ns = hvi_clock_ns() + REJOIN_NS;
         socket->calls->failed(socket->user, why_refused(socket, true), true);
+    } else if (event == ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL && is_late(socket, value)) {
+        socket->calls->failed(socket->user, "it does not answer: it stands still, or is no hvdd",
+                              false);
     } else if (event == ZMQ_EVENT_HANDSHAKE_FAILED_NO_DETAIL ||
                event == ZMQ_EVENT_HANDSHAKE_FAILED_PROTOCOL) {
         socket->calls->failed(socket->user, why_refused(socket, false), true);
@@ -499,15 +526,17 @@ static bool event_receive(struct gate_socket *socket)
 
 /* ---- the loop ---- */
 
-/* The ends of connections come first: their numbers are used again. */
+/* The ends of connections come before messages: their numbers are used again. A connection is counted, and cut where there are too
+ * many, before it is let in: else what it says at once would be lost. libzmq tells the monitor of it before it asks for its key. */
 static void pump(struct gate_socket *socket)
 {
     for (int i = 0; i < MESSAGES_AT_ONCE; i++) {
+        const bool is_asked = has_input(socket->zap);
         bool any = false;
-        if (has_input(socket->zap))
-            any = zap_serve(socket) || any;
         while (has_input(socket->monitor) && event_receive(socket))
             any = true;
+        if (is_asked)
+            any = zap_serve(socket) || any;
         if (has_input(socket->main))
             any = message_receive(socket) || any;
         if (!any)

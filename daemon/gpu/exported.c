@@ -145,6 +145,25 @@ bool gpu_outcome_good(struct gpu_calls *calls, struct gpu_outcome *outcome, cons
     return false;
 }
 
+/* A rank may name a GPU that its job may not use, and bring memory of another. Where the driver does not say on which GPU memory
+ * lies, it is taken for ours. */
+static bool is_ours(struct gpu_calls *calls, int ordinal, hvi_cu_ptr at,
+                    struct gpu_outcome *outcome)
+{
+    int what = HVI_CU_POINTER_DEVICE, device = -1;
+    void *place = &device;
+
+    if (!GPU_TRY(calls, outcome, "cuPointerGetAttributes",
+                 calls->cuda->pointer_attributes(1, &what, &place, at)))
+        return false;
+    if (device == ordinal || device < 0)
+        return true;
+    outcome->status = HVI_ERR_INVALID;
+    snprintf(outcome->text, sizeof(outcome->text),
+             "the memory lies on another GPU, all of it or a part");
+    return false;
+}
+
 /* ---- legacy handles, and pools' pointers ---- */
 
 /* Whether the driver says that as much as was said lies at .base. A small allocation may lie within a block, of which it speaks
@@ -167,7 +186,7 @@ static bool is_there(struct gpu_calls *calls, const struct gpu_exported *exporte
     return false;
 }
 
-static void open_legacy(struct gpu_calls *calls, struct gpu_exported *exported,
+static void open_legacy(struct gpu_calls *calls, int ordinal, struct gpu_exported *exported,
                         struct gpu_outcome *outcome)
 {
     struct hvi_cu_ipc handle;
@@ -178,7 +197,8 @@ static void open_legacy(struct gpu_calls *calls, struct gpu_exported *exported,
                  calls->cuda->ipc_open(&base, handle, HVI_CU_IPC_LAZY_PEER)))
         return;
     exported->base = base;
-    (void)is_there(calls, exported, outcome);
+    if (is_there(calls, exported, outcome))
+        (void)is_ours(calls, ordinal, base, outcome);
 }
 
 static struct hvi_cu_access access_of(int ordinal)
@@ -202,7 +222,8 @@ static void open_pointer(struct gpu_calls *calls, int ordinal, struct gpu_export
                  cuda->pool_import_pointer(&base, exported->pool, &pointer)))
         return;
     exported->base = base;
-    (void)is_there(calls, exported, outcome);
+    if (is_there(calls, exported, outcome))
+        (void)is_ours(calls, ordinal, base, outcome);
 }
 
 static void open_pool(struct gpu_calls *calls, int ordinal, struct gpu_exported *exported,
@@ -260,22 +281,6 @@ static bool map_chunk(struct gpu_calls *calls, struct gpu_exported *exported, ui
     exported->mapped += is_mapped;
     close_fd(exported, i);
     return is_mapped;
-}
-
-static bool is_ours(struct gpu_calls *calls, int ordinal, hvi_cu_ptr at,
-                    struct gpu_outcome *outcome)
-{
-    int what = HVI_CU_POINTER_DEVICE, device = -1;
-    void *place = &device;
-
-    if (!GPU_TRY(calls, outcome, "cuPointerGetAttributes",
-                 calls->cuda->pointer_attributes(1, &what, &place, at)))
-        return false;
-    if (device == ordinal)
-        return true;
-    outcome->status = HVI_ERR_INVALID;
-    snprintf(outcome->text, sizeof(outcome->text), "a chunk of the memory lies on another GPU");
-    return false;
 }
 
 /* Each with access, and of this GPU. */
@@ -345,7 +350,7 @@ void gpu_exported_open(struct gpu_calls *calls, int ordinal, struct gpu_exported
         outcome->status = HVI_ERR_UNSUPPORTED;
         snprintf(outcome->text, sizeof(outcome->text), "the worker's driver has no %s", lacks);
     } else if (exported->kind == HVI_DEVICE_LEGACY) {
-        open_legacy(calls, exported, outcome);
+        open_legacy(calls, ordinal, exported, outcome);
     } else if (hvi_device_has_chunks(exported->kind)) {
         open_chunks(calls, ordinal, exported, outcome);
     } else {

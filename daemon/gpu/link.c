@@ -50,8 +50,10 @@ static void fill_row(struct gpu_worker *worker, struct hvi_gpu_row *row_p)
     snprintf(row_p->state, sizeof(row_p->state), "up");
     row_p->driver_version = (uint32_t)worker->device.cuda.version;
     row_p->nccl_version = (uint32_t)atomic_load(&comms->version);
-    row_p->import_bytes = worker->imports.bytes;
-    row_p->imports = worker->imports.count;
+    if (worker->is_used) { /* else nothing is open: what is being opened may be refused */
+        row_p->import_bytes = worker->imports.bytes;
+        row_p->imports = worker->imports.count;
+    }
     row_p->staging_bytes = GPU_STREAM_STAGING + GPU_STREAM_SCRATCH;
     row_p->comms = atomic_load_explicit(&comms->count, memory_order_relaxed);
 }
@@ -67,6 +69,14 @@ void gpu_link_state(struct gpu_worker *worker, enum hvi_gpu_state_number state, 
         memcpy(&worker->said, &msg.state.row, sizeof(worker->said));
     }
     gpu_link_send(worker, &msg);
+}
+
+void gpu_link_used(struct gpu_worker *worker)
+{
+    if (worker->is_used)
+        return;
+    worker->is_used = true;
+    gpu_link_state(worker, HVI_GPU_UP, "");
 }
 
 /* With each beat: what has changed. */

@@ -246,6 +246,7 @@ void gpu_serve_answer(void *owner, uint64_t request, int status, const char *tex
     if (held != NULL && status != HVI_OK) {
         free_held(held);
     } else if (held != NULL && !engine->is_leaving) {
+        gpu_link_used(engine->worker); /* before the engine's answer: hvdd hears it first */
         held->state = KNOWN;
         gpu_import_where(&engine->worker->imports, engine, held->thing.number, &held->thing.address,
                          &held->thing.bytes);

@@ -36,7 +36,8 @@ struct gpu_worker {
     uint64_t retry_ns;          /* until it looks for a hvdd; it grows where none takes it back */
     struct hvi_gpu_start start; /* without .settings */
     struct gpu_device device;
-    bool up; /* hvdd knows that the device is there */
+    bool up;      /* hvdd knows that the device is there */
+    bool is_used; /* it has opened memory of a trainer, and hvdd knows */
     struct gpu_imports imports;
     struct gpu_launch launch;
     struct gpu_engine *engines;
@@ -63,6 +64,8 @@ void gpu_link_close(struct gpu_worker *worker);
 void gpu_link_send(struct gpu_worker *worker, const struct hvi_gpu_msg *msg);
 /* GpuState with this text, and the numbers of the device once it is there. */
 void gpu_link_state(struct gpu_worker *worker, enum hvi_gpu_state_number state, const char *text);
+/* Memory of a trainer is open: hvdd is told, once. It ends a worker that has had none with its engines. */
+void gpu_link_used(struct gpu_worker *worker);
 
 /* ---- pass.c: the next job ---- */
 

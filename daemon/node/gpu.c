@@ -202,6 +202,8 @@ void node_gpu_engine_gone(struct node_gpu *gpu, struct node_engine *engine)
             if (want->engine == engine)
                 node_want_drop(worker, want);
         }
+        if (worker->state == NODE_WORKER_UP && worker->wants == NULL && worker->io != NULL)
+            node_worker_read(worker); /* that it has opened memory, perhaps */
         node_want_check_idle(worker);
     }
 }

@@ -13,7 +13,9 @@
 
 #include <systemd/sd-event.h>
 
-/*      GpuState{up}        no engine           gpu-idle
+/* A worker that has opened no memory of a trainer is never idle: where no engine has it, it is ending.
+ *
+ *      GpuState{up}        no engine           gpu-idle
  * starting ──────► up ◄────────────────► idle ───────────► ending ──► gone        one that comes back is up
  *    │              │                     │ ▲                 ▲
  *    │              ▲      another job's engine wants it      │

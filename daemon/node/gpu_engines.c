@@ -137,7 +137,9 @@ void node_want_go_idle(struct node_worker *worker, const char *cause)
 
 void node_want_check_idle(struct node_worker *worker)
 {
-    if (worker->state == NODE_WORKER_UP && worker->wants == NULL) {
+    if (worker->state == NODE_WORKER_UP && worker->wants == NULL && !worker->had_import) {
+        node_worker_stop(worker, "no engine has it, and it has opened no memory of a trainer");
+    } else if (worker->state == NODE_WORKER_UP && worker->wants == NULL) {
         worker->idle_end_ns = hvi_clock_ns() + (uint64_t)worker->gpu->config->gpu_idle;
         node_want_go_idle(worker, "no engine has it any more");
     } else if (worker->state == NODE_WORKER_IDLE && worker->wants != NULL) {

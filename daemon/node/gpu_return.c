@@ -108,6 +108,7 @@ int node_gpu_return(struct node_gpu *gpu, const struct hvi_gpu_return *said, pid
     worker->link_fd = fd;
     worker->pidfd = pidfd;
     worker->had_gpu = true;
+    worker->had_import = true; /* perhaps: the hvdd before knew */
     worker->row = said->row;
     if (!add_wants(worker, said) || !watch(worker)) {
         worker->link_fd = worker->pidfd = -1; /* they stay the caller's */

@@ -40,6 +40,7 @@ struct node_worker {
     char why[512];                  /* it ends: "" if it has not been said */
     bool failed;                    /* it has said .why itself */
     bool had_gpu;                   /* it was up */
+    bool had_import;                /* it has opened memory of a trainer */
     struct hvi_gpu_row row;
     struct hvi_gpu_start
         *start; /* what it was told; NULL: by another hvdd, or there was no memory */
@@ -127,7 +128,8 @@ void node_want_link_all(struct node_worker *worker);
 void node_want_tell_end(struct node_worker *worker, const char *text);
 /* It is idle until .idle_end_ns. */
 void node_want_go_idle(struct node_worker *worker, const char *cause);
-/* Whether an engine has it has changed. */
+/* Whether an engine has it has changed. A worker that has opened no memory of a trainer is not idle, but ends: a rank that names
+ * a GPU which its job may not use has no worker there for longer than its job. */
 void node_want_check_idle(struct node_worker *worker);
 
 /* ---- gpu_fences.c ---- */

@@ -41,8 +41,10 @@ int node_worker_send(struct node_worker *worker, const struct hvi_gpu_msg *msg, 
 
 static void handle_state(struct node_worker *worker, const struct hvi_gpu_state *state)
 {
-    if (state->has_row)
+    if (state->has_row) {
         worker->row = state->row;
+        worker->had_import = worker->had_import || state->row.imports > 0;
+    }
     if (state->state == HVI_GPU_STARTING) {
         node_worker_copy_text(worker->step, sizeof(worker->step), state->text);
         return;

@@ -133,12 +133,14 @@ static bool is_of_one_job(const struct node *node)
     return node->config.parent_fd >= 0;
 }
 
-/* Of this node, for people. */
+/* Of this node, for people. The longest name of a host has one byte more than that of a node: the last one is left out. */
 static void fill_name(char *name_p, size_t size)
 {
-    if (gethostname(name_p, size) != 0 || name_p[0] == '\0')
-        snprintf(name_p, size, "node");
-    name_p[size - 1] = '\0';
+    char host[HOST_NAME_MAX + 1] = "";
+
+    if (gethostname(host, sizeof(host)) != 0 || host[0] == '\0')
+        snprintf(host, sizeof(host), "node");
+    snprintf(name_p, size, "%s", host);
 }
 
 void node_mesh_fill_start(const struct node *node, struct hvi_gate_start *start_p)

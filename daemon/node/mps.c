@@ -42,7 +42,7 @@
 #define QUIT          "quit -t 1\n" /* clients that are left get 1 s */
 #define QUIT_NS       (3500 * HVI_NS_MS)
 #define KILL_NS       HVI_NS_SEC /* for SIGKILL to end it */
-#define REAP_MS       100        /* the same in node_mps_close, which blocks */
+#define REAP_MS       100        /* for each process in node_mps_close, which blocks */
 #define SOCKET        HVI_MPS_PIPES "/control"
 #define LONGEST       HVI_MPS_PIPES "/nvidia-cuda-mps-control.lock" /* no name of its is longer */
 #define OUTPUT        HVI_MPS_LOGS "/output"
@@ -280,6 +280,8 @@ static int on_stuck(sd_event_source *source, uint64_t usec, void *user)
 static void kill_all(const struct node_mps *mps)
 {
     pidfd_send_signal(mps->pidfd, SIGKILL, NULL, 0);
+    if (mps->child)
+        kill(-mps->pid, SIGKILL); /* the number is its own until it is waited for */
     hvi_mps_kill(mps->rundir->path, mps->pid);
 }
 
@@ -347,10 +349,23 @@ bool node_mps_stop(struct node_mps *mps)
 }
 
 /* One that hangs, or is an earlier hvdd's, is not ours to wait for: init reaps it. */
-static void reap(const struct node_mps *mps)
+static void reap(int pidfd)
 {
-    poll(&(struct pollfd){.fd = mps->pidfd, .events = POLLIN}, 1, REAP_MS);
-    waitid(P_PIDFD, (id_t)mps->pidfd, &(siginfo_t){0}, WEXITED | WNOHANG);
+    poll(&(struct pollfd){.fd = pidfd, .events = POLLIN}, 1, REAP_MS);
+    waitid(P_PIDFD, (id_t)pidfd, &(siginfo_t){0}, WEXITED | WNOHANG);
+}
+
+/* The process that says "quit" has ended before the folders are removed: else it might make its log anew there. */
+static void end_quitting(struct node_mps *mps)
+{
+    const int pidfd = mps->quitting > 0 ? hvi_pidfd_open(mps->quitting) : -1;
+
+    mps->quitting = 0;
+    if (pidfd < 0)
+        return;
+    pidfd_send_signal(pidfd, SIGKILL, NULL, 0);
+    reap(pidfd);
+    close(pidfd);
 }
 
 void node_mps_close(struct node_mps *mps)
@@ -359,13 +374,10 @@ void node_mps_close(struct node_mps *mps)
         return;
     mps->again = sd_event_source_disable_unref(mps->again);
     mps->quit = sd_event_source_disable_unref(mps->quit);
-    if (mps->quitting > 0) {
-        kill(mps->quitting, SIGKILL);
-        waitid(P_PID, (id_t)mps->quitting, &(siginfo_t){0}, WEXITED | WNOHANG);
-    }
+    end_quitting(mps);
     if (mps->pid != 0) {
         kill_all(mps);
-        reap(mps);
+        reap(mps->pidfd);
         forget(mps);
     }
     drop(mps);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * An MPS control daemon of hvdd's own, where gpu-mps asks for it. Main thread; nothing blocks but node_mps_open, and
- * node_mps_close for 0.1 s. */
+ * node_mps_close: for 0.1 s, or 0.2 s where the daemon is just being told to quit. */
 #ifndef HVD_NODE_MPS_H
 #define HVD_NODE_MPS_H
 

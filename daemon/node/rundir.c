@@ -8,6 +8,7 @@
 #include "daemon/node/rundir.h"
 
 #include "base/fate.h"
+#include "base/runtime.h"
 #include "base/status.h"
 
 #include <errno.h>
@@ -34,12 +35,12 @@
 int node_rundir_default(uid_t uid, char *path_p, size_t path_size)
 {
     const struct passwd *user = getpwuid(uid);
-    const char *session = getenv("XDG_RUNTIME_DIR");
+    const char *session = hvi_runtime_dir(uid);
     int length;
 
     if (uid == 0 || (user != NULL && strcmp(user->pw_name, "hvdd") == 0))
         length = snprintf(path_p, path_size, FOR_ALL);
-    else if (session != NULL && session[0] == '/')
+    else if (session != NULL)
         length = snprintf(path_p, path_size, "%s/hvdd", session);
     else
         length = snprintf(path_p, path_size, "/tmp/hvdd-%u", (unsigned)uid);

@@ -160,13 +160,20 @@ def program_path(name: str) -> str | None:
     return next((place for place in places if os.access(place, os.X_OK)), None)
 
 
+def _remedy(path: str, words: str) -> str:
+    """What to do when the loader says this of the library."""
+    name, _, trouble = words.partition(": ")
+    if name != path and trouble.startswith("cannot open shared object file"):
+        return f"install {name}, which it needs: scripts/deps.sh run does so on Debian"
+    return "install this package with pip, or set HVD_LIBRARY to a libhvdclient.so.0 that was built for this machine"
+
+
 def _load() -> tuple[ctypes.CDLL, ctypes.PyDLL]:
     path = os.environ.get("HVD_LIBRARY") or library_path("libhvdclient.so.0")
     try:
         library, quick_library = ctypes.CDLL(path), ctypes.PyDLL(path)
     except OSError as error:
-        raise ImportError(f"hvd: the client library {path} cannot be loaded: {error}; install this package with pip, "
-                          "or set HVD_LIBRARY to a libhvdclient.so.0 that was built for this machine") from error
+        raise ImportError(f"hvd: the client library {path} cannot be loaded: {error}; {_remedy(path, str(error))}") from error
     for table, where in ((_CALLS, library), (_QUICK, quick_library)):
         for name, (result, arguments) in table.items():
             function = getattr(where, name)

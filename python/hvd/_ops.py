@@ -22,8 +22,8 @@ from hvd._sentences import of_mismatch
 from hvd._session import SLICE_NS, Session, current
 from hvd.exceptions import NotInitializedError
 
-#: The ops that were not released, by their pointers.
-_live: dict[int, weakref.ref[Op]] = {}
+#: The ops that were not released, by their sessions (id()) and pointers. A later session has the same pointers again.
+_live: dict[tuple[int, int], weakref.ref[Op]] = {}
 _OP_OPTIONS_SIZE = ctypes.sizeof(OpOptions)
 
 
@@ -44,7 +44,7 @@ class Op:
         self.owns_result = owns_result
         self.name = name
         self.claim = RLock()
-        _live[pointer] = weakref.ref(self)
+        _live[id(session), pointer] = weakref.ref(self)
         self.pointer = pointer  # last: Ctrl-C comes before, and submit() hands the op over, or after, and __del__ does
 
     def unlock(self) -> None:
@@ -131,16 +131,25 @@ class Op:
             self.session.leave()
 
     def result(self) -> Tensor:
-        """Where the result of a finished op without a given output lies, until release()."""
+        """Where the result of a finished op without a given output lies, until release(). The caller has it held()."""
         tensor = Tensor()
-        _native.check(quick.hvd_op_result(self.pointer, ctypes.byref(tensor)))
+        with self.held():
+            _native.check(quick.hvd_op_result(self.pointer, ctypes.byref(tensor)))
         return tensor
 
     def received_splits(self, count: int) -> list[int]:
         """Rows that a finished alltoall got from each of the set's `count` members."""
         splits = (ctypes.c_int64 * count)()
-        _native.check(quick.hvd_op_received_splits(self.pointer, splits, count))
+        with self.held():
+            _native.check(quick.hvd_op_received_splits(self.pointer, splits, count))
         return list(splits)
+
+    def answer(self, ask: Callable[[Any], int]) -> int:
+        """The number that a function of the library has for a finished op, which is given back."""
+        with self.held():
+            number = ask(self.pointer)
+            self.release()
+        return number
 
     def cancel(self) -> None:
         """Takes it back, if it still waits for other ranks. Never waits."""
@@ -173,14 +182,14 @@ class Op:
         """Gives a finished op back. Its result in the library's memory is gone then."""
         pointer, self.pointer = self.pointer, None
         if pointer is not None:
-            _live.pop(pointer, None)
+            _live.pop((id(self.session), pointer), None)
             if self.session.pointer is not None:
                 quick.hvd_op_free(pointer)
         self.keep = None
 
     def __del__(self) -> None:
         if self.pointer is not None:
-            _live.pop(self.pointer, None)
+            _live.pop((id(self.session), self.pointer), None)
             if self.session.pointer is not None:
                 self.session.abandon(self.pointer, self.keep, self.name)
 
@@ -304,7 +313,8 @@ _OnePointer = ctypes.c_void_p * 1
 def _abandon(session: Session, pointers: Any, keep: Any) -> None:
     """Hands ops that no Op stands for, or has handed over, to the session."""
     for pointer in pointers:
-        if pointer is not None and pointer not in _live and all(one.pointer != pointer for one in list(session.abandoned)):
+        if (pointer is not None and (id(session), pointer) not in _live
+                and all(one.pointer != pointer for one in list(session.abandoned))):
             session.abandon(pointer, keep, None)
 
 

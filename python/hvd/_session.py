@@ -15,8 +15,10 @@ import atexit
 import ctypes
 import logging
 import os
+import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from hvd import _native
@@ -72,6 +74,9 @@ class Watcher:
     def closing(self, session: Session) -> None:
         """It will be closed: from the return on nobody may be inside the library."""
 
+    def stays(self, session: Session) -> None:
+        """It was to be closed, perhaps closing() was called too, and it stays open. It may be used again."""
+
     def closed(self, session: Session, quiet: bool) -> None:
         """It was closed; what was in flight is lost. Unless it is `quiet`, somebody may still write to its memory."""
 
@@ -111,18 +116,22 @@ class Session:
     def sweep(self, name: bytes | None) -> None:
         """Releases the abandoned ops that are finished. Between enter() and leave(). ValueError: an op of this name is
         left, so it was dropped a moment ago or is in flight."""
+        self._free_finished(time.monotonic())
+        if name is not None and any(dropped.name == name for dropped in list(self.abandoned)):
+            raise ValueError(f"an op named '{name.decode()}' is in flight on this rank already, and its handle was "
+                             "dropped; synchronize() it first, or use another name")
+
+    def _free_finished(self, now: float) -> None:
+        """Releases the abandoned ops that are finished and whose names are free by `now`."""
         for _ in range(len(self.abandoned)):
             try:
                 dropped = self.abandoned.pop()
             except IndexError:  # another thread sweeps too
                 break
-            if lib.hvd_test(dropped.pointer) == _native.INPROGRESS or dropped.until > time.monotonic():
+            if lib.hvd_test(dropped.pointer) == _native.INPROGRESS or dropped.until > now:
                 self.abandoned.insert(0, dropped)
             else:
                 quick.hvd_op_free(dropped.pointer)
-        if name is not None and any(dropped.name == name for dropped in list(self.abandoned)):
-            raise ValueError(f"an op named '{name.decode()}' is in flight on this rank already, and its handle was "
-                             "dropped; synchronize() it first, or use another name")
 
     def abandon(self, pointer: int, keep: Any, name: bytes | None) -> None:
         """Takes over an op that is dropped. May be called in any thread at any time (by a finalizer)."""
@@ -139,28 +148,54 @@ class Session:
             quiet = lib.hvd_close(pointer) == _native.OK
         return quiet
 
-    def close(self, at_exit: bool = False) -> None:
-        """Closes it; waits in other threads end with HorovodInternalError first. `at_exit`: the interpreter ends, and
-        where nothing is in flight the session stays until the process does, whose exit status says how it was meant."""
-        self.closing = True
+    def _await_others(self) -> None:
         deadline = time.monotonic() + _CLOSE_PATIENCE_S
         while self._others() and time.monotonic() < deadline:
             time.sleep(0.001)
         if self._others():
             raise HorovodInternalError(f"hvd.shutdown: {self._others()} calls of other threads did not end within "
                                        f"{_CLOSE_PATIENCE_S:.0f} s; the session stays open")
-        for watcher in self.watchers:
-            watcher.closing(self)
+
+    def _stop(self) -> None:
+        """After it no other thread is inside the library. Where it raises, the session is as before."""
+        self.closing = True
+        try:
+            self._await_others()
+            for watcher in self.watchers:
+                watcher.closing(self)
+        except BaseException:
+            self.closing = False
+            for watcher in self.watchers:
+                watcher.stays(self)
+            raise
+
+    def _is_left_to_exit(self, pointer: int) -> bool:
+        """When the interpreter ends: whether the end of the process closes the session, since nothing is in flight."""
+        if _are_children_waited_for():
+            return False
+        self._free_finished(float("inf"))
+        return not self.abandoned and lib.hvd_close_at_exit(pointer) == _native.OK
+
+    def close(self, at_exit: bool = False) -> None:
+        """Closes it; waits in other threads end with HorovodInternalError first. `at_exit`: the interpreter ends, and
+        where nothing is in flight the session stays until the process does, whose exit status says how it was meant.
+        What a signal handler raises leaves it open while `pointer` is there, else closed."""
+        self._stop()
         pointer, self.pointer = self.pointer, None
         assert pointer is not None
         quiet = False
         try:
-            kept = at_exit and not self.abandoned and lib.hvd_close_at_exit(pointer) == _native.OK
-            quiet = kept or self._let_go(pointer)
+            quiet = (at_exit and self._is_left_to_exit(pointer)) or self._let_go(pointer)
         finally:
             for watcher in self.watchers:
                 watcher.closed(self, quiet)
             self.abandoned.clear()
+
+
+def _are_children_waited_for() -> bool:
+    """Whether multiprocessing, in a function at exit of its own, waits for processes that may live long."""
+    processes = sys.modules.get("multiprocessing.process")
+    return processes is not None and any(not child.daemon for child in processes.active_children())
 
 
 _lock = threading.RLock()
@@ -198,8 +233,9 @@ def open_session(**fields: Any) -> Session:
     return Session(pointer.value)
 
 
-def open_current(**fields: Any) -> tuple[Session, bool]:
-    """Opens the process' session unless there is one; second: whether it was opened now."""
+def open_current(fields: Callable[[], dict[str, Any]]) -> tuple[Session, bool]:
+    """Opens the process' session unless there is one; second: whether it was opened now. `fields` is called in that case
+    alone: of struct hvd_options."""
     global _current
     with _lock:
         if _ours(_current):
@@ -208,7 +244,7 @@ def open_current(**fields: Any) -> tuple[Session, bool]:
         _set_up_logging()
         for watcher in _watchers:
             watcher.opening()
-        _current = open_session(**fields)
+        _current = open_session(**fields())
         _current.watchers = _watchers
         for watcher in _watchers:
             watcher.opened(_current)
@@ -228,7 +264,8 @@ def watch(watcher: Watcher) -> None:
 
 
 def close_current(at_exit: bool = False) -> None:
-    """Closes the process' session, if there is one. A forked child only forgets its parent's."""
+    """Closes the process' session, if there is one. A forked child only forgets its parent's. Where a thread does not end in
+    time, or a signal handler raises before the session is gone, it stays the process' session."""
     global _current
     with _lock:
         session, _current = _current, None
@@ -236,8 +273,9 @@ def close_current(at_exit: bool = False) -> None:
             return
         try:
             session.close(at_exit)
-        except HorovodInternalError:
-            _current = session
+        except BaseException:
+            if session.pointer is not None:
+                _current = session
             raise
 
 

@@ -9,7 +9,7 @@ import stat
 import subprocess
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hvd import _native, _session, process_sets as _sets
@@ -51,13 +51,14 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet | Sequence[int]] | 
     communicators: list[Any] = []
     if isinstance(comm, (list, tuple)) and comm and not isinstance(comm[0], int):
         comm, *communicators = comm
-    attach(_identity(comm), [*sets, *(ProcessSet(given) for given in communicators)])
+    attach(lambda: _identity(comm), [*sets, *(ProcessSet(given) for given in communicators)])
 
 
-def attach(identity: dict[str, Any], sets: Sequence[Any] = ()) -> bool:
-    """init() as somebody certain: fields of struct hvd_options. False: this process is attached already, as whoever."""
+def attach(identity: Callable[[], dict[str, Any]], sets: Sequence[Any] = ()) -> bool:
+    """init() as the rank that `identity` gives as fields of struct hvd_options. False: this process is attached already, as
+    whatever rank; then `identity` is not called."""
     try:
-        _, opened = _session.open_current(**identity)
+        _, opened = _session.open_current(identity)
     except (HorovodInternalError, ValueError) as error:
         raise ValueError(f"Horovod initialization failed. {error}{_hint(str(error))}") from error
     if opened:
@@ -123,10 +124,13 @@ def _identity_among(ranks: list[int]) -> dict[str, Any]:
 
 def shutdown() -> None:
     """Detaches this process. Ops that are not finished fail, here and on the ranks that wait for this one. Does nothing
-    when not attached. Also called when the interpreter ends; if nothing is in flight then, the process stays attached until
-    it has ended, and other ranks are told its exit status if that is not 0."""
-    _session.close_current()
-    _sets.tear_down()
+    when not attached. Also called when the interpreter ends; if nothing is in flight then, and multiprocessing waits for no
+    process, this process stays attached until it has ended, and other ranks are told its exit status if that is not 0."""
+    try:
+        _session.close_current()
+    finally:
+        if not _session.is_open():
+            _sets.tear_down()
 
 
 def is_initialized() -> bool:

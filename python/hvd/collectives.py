@@ -223,11 +223,12 @@ class Collectives:
     def _fetch(self, op: _ops.Op, like: Any) -> Any:
         """The result of an op from the library's memory, in a tensor of the framework. All but its rows is of the shape of `like`,
         which may have more dimensions than the library knows."""
-        where = op.result()
-        shape = where.shape if len(like.shape) <= _native.DIMS_MAX else (where.shape[0], *like.shape[1:])
-        result = self.framework.empty(shape, like)
-        _native.copy_bytes(self.framework.address(result), where.data, _bytes_of(where))
-        op.release()
+        with op.held():
+            where = op.result()
+            shape = where.shape if len(like.shape) <= _native.DIMS_MAX else (where.shape[0], *like.shape[1:])
+            result = self.framework.empty(shape, like)
+            _native.copy_bytes(self.framework.address(result), where.data, _bytes_of(where))
+            op.release()
         return result
 
     def start_allgather(self, tensor: Any, name: str | None, process_set: ProcessSet = global_process_set,
@@ -384,12 +385,7 @@ def check_splits(tensor: Any, splits: Sequence[int] | None, members: int) -> Non
 def start_join(process_set: ProcessSet = global_process_set) -> Started:
     """Starts join()."""
     op = _ops.submit(lib.hvd_join_async, None, _ops.options(1.0, 1.0, id_of(process_set, "Join")), owns_result=True)
-
-    def finish() -> int:
-        last = quick.hvd_op_joined_rank(op.pointer)
-        op.release()
-        return last
-    return (op,), finish
+    return (op,), lambda: op.answer(quick.hvd_op_joined_rank)
 
 
 def join(process_set: ProcessSet = global_process_set) -> int:

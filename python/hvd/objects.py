@@ -61,15 +61,16 @@ def allgather_object(obj: Any, name: str | None = None, process_set: ProcessSet 
     options = _ops.options(1.0, 1.0, id_of(process_set, "Allgather"))
     data = _pickler.dumps(obj)
     op = _allgather(ctypes.c_int64(len(data)), _INT64, 1, f"allgather.{name}.sz", options)
-    where = op.result()
-    sizes = list((ctypes.c_int64 * where.shape[0]).from_address(where.data or 0))
-    op.release()
+    with op.held():
+        where = op.result()
+        sizes = list((ctypes.c_int64 * where.shape[0]).from_address(where.data or 0))
+        op.release()
     op = _allgather(ctypes.create_string_buffer(data, max(1, len(data))), _UINT8, len(data), f"allgather.{name}.t",
                     options)
-    where = op.result()
     everything = (ctypes.c_char * max(1, sum(sizes)))()
-    _native.copy_bytes(ctypes.addressof(everything), where.data, sum(sizes))
-    op.release()
+    with op.held():
+        _native.copy_bytes(ctypes.addressof(everything), op.result().data, sum(sizes))
+        op.release()
     view, objects = memoryview(everything), []
     for count in sizes:
         objects.append(pickle.loads(view[:count]))

@@ -111,8 +111,7 @@ def _land(process_set: ProcessSet, op: _ops.Op) -> None:
         if op.status in _native.CALLERS_MISTAKES:
             raise ValueError(_explain(process_set.ranks or [], str(error))) from None
         raise
-    process_set.process_set_id = quick.hvd_op_process_set(op.pointer)
-    op.release()
+    process_set.process_set_id = op.answer(quick.hvd_op_process_set)
     _registered[process_set.process_set_id] = process_set
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hvt.booted import ALICE, BOB, Machine, User
-from hvt.build import scaled
+from hvt.build import SOURCE, scaled
 from hvt.wait import wait_until
 
 EXPOSURE_MAX = {"hvdd.service": 10, "hvdd-engine@*": 16, "hvdd-gate@*": 15}
@@ -390,6 +390,22 @@ def test_after_a_reload_a_stop_waits_less_and_the_next_trainer_starts_the_servic
     check_ended_well(start_job([machine] * 2, "next", SHORT))
     assert machine.show("hvdd.service", "ActiveState")["ActiveState"] == "active"
     machine.run(["sh", "-c", "rm /etc/hvdd/hvdd.conf && systemctl reload hvdd"])
+
+
+def test_after_the_line_of_the_readme_trainers_have_a_hvdd_of_their_own(machine):
+    """The service is stopped for good: its sockets start it no more."""
+    line, = re.findall(r"^sudo (systemctl disable --now .*)$", (SOURCE / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    machine.run(line.split(), seconds=40)
+    check_ended_well([machine.popen(["hvd-perf", *SHORT], ALICE, settings={"HVD_ADDRESS": ""})])
+    for unit in ("hvdd.service", "hvdd.socket", "hvdd-gpu.socket"):
+        assert machine.show(unit, "ActiveState")["ActiveState"] == "inactive"
+    machine.run("systemctl enable --now hvdd".split())
+
+
+def test_a_service_whose_program_is_gone_is_not_started_again_and_again(machine):
+    machine.run(["sh", "-c", "mv /usr/bin/hvdd /usr/bin/gone && systemctl kill --kill-whom=main --signal=KILL hvdd"])
+    wait_until(lambda: machine.show("hvdd.service", "ActiveState")["ActiveState"] == "failed", "the unit to fail", 10, 0.1)
+    machine.run(["sh", "-c", "mv /usr/bin/gone /usr/bin/hvdd && systemctl start hvdd"])
 
 
 # ---- engines in bounds, and engines as users ----

@@ -570,11 +570,12 @@ static const struct layout {
               {7, 1, false, false}, {7, 2, false, false}, {7, 3, true, false},
               {7, 4, false, false}, {8, 1, false, false}, {8, 2, false, false},
               {8, 3, true, false},  {8, 4, false, false}, {8, 4, true, false}},
-  all_spread[] = {{2, 2, false, true}, {3, 2, false, true}, {3, 2, true, true},
-                  {3, 3, false, true}, {4, 2, false, true}, {4, 3, true, true},
-                  {4, 4, false, true}, {5, 2, false, true}, {5, 3, true, true},
-                  {6, 4, true, true},  {7, 2, true, true},  {8, 2, false, true},
-                  {8, 3, true, true},  {8, 4, false, true}, {8, 4, true, true}};
+  all_spread[] = {
+      {2, 2, false, true}, {3, 2, false, true}, {3, 2, true, true},  {3, 3, false, true},
+      {4, 2, false, true}, {4, 3, true, true},  {4, 4, false, true}, {5, 2, false, true},
+      {5, 3, true, true},  {5, 4, false, true}, {6, 2, false, true}, {6, 3, true, true},
+      {6, 4, true, true},  {7, 2, true, true},  {7, 3, false, true}, {7, 4, true, true},
+      {8, 2, false, true}, {8, 3, true, true},  {8, 4, false, true}, {8, 4, true, true}};
 
 #define COUNT(layouts) ((int)(sizeof(layouts) / sizeof((layouts)[0])))
 

@@ -129,7 +129,8 @@ int cu_device_uuid(struct hvi_cu_uuid *uuid_p, hvi_cu_device device)
 
     if (context == NULL)
         return HVI_CU_INVALID_DEVICE;
-    fake_device_uuid(context->physical, uuid_p->bytes);
+    fake_device_uuid(context->physical == 0 ? fake_number("named", 0) : context->physical,
+                     uuid_p->bytes);
     return HVI_CU_OK;
 }
 

@@ -99,6 +99,7 @@ int cu_pool_import(void **pool_p, void *fd, int type, uint64_t flags)
 
     if (error != HVI_CU_OK || flags != 0 || type != HVI_CU_HANDLE_FD || device < 0)
         return error != HVI_CU_OK ? error : HVI_CU_INVALID_VALUE;
+    fake_may_synchronize("open");
     struct pool *pool = calloc(1, sizeof(*pool));
     if (pool == NULL)
         return HVI_CU_OUT_OF_MEMORY;
@@ -148,6 +149,7 @@ int cu_pool_import_pointer(hvi_cu_ptr *address_p, void *handle, struct hvi_cu_po
     memcpy(&pointer, data, sizeof(pointer));
     if (error != HVI_CU_OK || !pool->is_imported || !pool->is_accessible)
         return error != HVI_CU_OK ? error : HVI_CU_INVALID_VALUE;
+    fake_may_synchronize("open");
     if (!fake_take(pool->device, 0))
         return HVI_CU_OUT_OF_MEMORY;
     int fd = pointer.pid == getpid() ? -1 : fake_open_exported(pointer.pid, pointer.fd);

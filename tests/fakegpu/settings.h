@@ -10,6 +10,7 @@
  * |---|---|---|
  * | devices=N | 1 | devices of the machine, 16 at most. CUDA_VISIBLE_DEVICES is heeded, numbers and UUIDs |
  * | node=N | 0 | goes into the UUIDs, so that devices of two fake nodes differ |
+ * | named=N | 0 | CUDA says the N-th device's UUID of the first one: a trainer that lies |
  * | memory=MIB | 1000 | of each device, for each process |
  * | taken=DEVICE:MIB | none | what others have of a device, physical number |
  * | used=MIB | 0 | of each device, as NVML says |
@@ -20,8 +21,9 @@
  * | multicast=on | | devices can multicast, as with an NVSwitch: NCCL has NVLS then |
  * | mig=N, instances=N | none, 2 | the device in MIG mode, and its instances, whose physical numbers follow those of all devices |
  * | nvml-holes=SEED | none | every fourth answer of NVML, as the seed has it, is NOT_SUPPORTED |
- * | sync=strict, or alloc, open, load | | which calls wait for the work of all streams of the process beside close, free and
- *   unregister, which do: all that may, or one kind; load is also a first launch (section 2.4) |
+ * | sync=strict, or alloc, open, unmap, load | | which calls wait for the work of all streams of the process beside close, free
+ *   and unregister, which do: all that may, or one kind; open is also cuMemMap, cuMemSetAccess and an import of a pool or of its
+ *   memory, as no GPU has been asked about these; load is also a first launch (section 2.4) |
  * | sync=none | | none waits, not even close, free and unregister (P2's other answer) |
  * | handles=new | | the bytes of handles never repeat (P2's other answer) |
  * | free=keeps | | freeing memory that another process has open is no fault of the test (P3's expected answer) |
@@ -48,6 +50,7 @@
  * | denied@n | the n-th device cannot be opened: NVML knows it, CUDA does not show it |
  * | exporter-exit@n | the process is killed at its first call after the n-th handle was exported |
  * | wrong-reduce | the probes' kernels add a wrong element |
+ * | connections@n | a process with another CUDA_DEVICE_MAX_CONNECTIONS is at fault (P8) |
  * | nccl-register@n | the n-th registration of memory with NCCL fails |
  * | nccl-join-fails@n | a process' first join of a communicator on the n-th device fails, and the others wait for it |
  * | nccl-join-hang@n, nccl-hang@n, nccl-error@n | the n-th communicator is never joined; the n-th op never ends, and for the

@@ -84,8 +84,10 @@ void fake_nap(uint64_t since_ns)
 void fake_stream_connect(void)
 {
     const char *text = getenv("CUDA_DEVICE_MAX_CONNECTIONS");
-    int wish = text == NULL ? 8 : atoi(text);
+    const int wish = text == NULL ? 8 : atoi(text), wanted = fake_fault("connections");
 
+    if (wanted > 0 && wish != wanted)
+        fake_blame("CUDA_DEVICE_MAX_CONNECTIONS is %d, and not %d", wish, wanted);
     pthread_mutex_lock(&lock);
     if (connections == 0)
         connections = wish < 1 ? 1 : wish > QUEUES ? QUEUES : (unsigned)wish;

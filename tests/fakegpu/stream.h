@@ -32,7 +32,7 @@ int fake_enqueue_copy(hvi_cu_stream stream, void (*run)(void *), const void *dat
 /* The same, but a wrong span is the kernel's illegal address: it breaks the context when the kernel runs. */
 int fake_enqueue_kernel(hvi_cu_stream stream, void (*run)(void *), const void *data, size_t bytes,
                         const struct fakegpu_span *spans, size_t count);
-/* What may wait for all streams of the process, gated ones as well: alloc, open, a module's load (section 1.4). With
+/* What may wait for all streams of the process, gated ones as well: alloc, open, unmap, a module's load (section 1.4). With
  * sync=strict each waits, with sync=CALL that one. */
 void fake_may_synchronize(const char *call);
 /* A close, a free or the end of a registration: waits for all streams of the process, gated ones as well (P2). */

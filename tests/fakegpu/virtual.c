@@ -314,6 +314,7 @@ int cu_map(hvi_cu_ptr address, size_t bytes, size_t offset, hvi_cu_allocation ha
 
     if (error != HVI_CU_OK || physical == NULL)
         return error != HVI_CU_OK ? error : HVI_CU_INVALID_VALUE;
+    fake_may_synchronize("open");
     if (offset == 0 && flags == 0 && bytes == physical->bytes && address % UNIT == 0 &&
         is_free(address, bytes))
         base = mmap((void *)(uintptr_t)address, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED,
@@ -382,6 +383,7 @@ int cu_set_access(hvi_cu_ptr address, size_t bytes, const struct hvi_cu_access *
 
     if (error != HVI_CU_OK || !is_mapped(address, end))
         return error != HVI_CU_OK ? error : HVI_CU_INVALID_VALUE;
+    fake_may_synchronize("open");
     if (!has_access(access, count))
         return HVI_CU_OK; /* another device's */
     if (!is_reachable(address, end))
@@ -403,6 +405,7 @@ int cu_unmap(hvi_cu_ptr address, size_t bytes)
 
     if (error != HVI_CU_OK || !is_mapped(address, end))
         return error != HVI_CU_OK ? error : HVI_CU_INVALID_VALUE;
+    fake_may_synchronize("unmap");
     while (address < end) {
         const struct range was = fake_range_drop(mapping(address, end), "cuMemUnmap", false);
         if (mmap(was.base, was.bytes, PROT_NONE,

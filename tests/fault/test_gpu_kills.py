@@ -227,9 +227,14 @@ def test_an_engine_is_killed(case, state):
     assert sorted(row["pid"] for row in rows(case)) == before, "the workers did not stay"
 
 
+DELAY_NS = 40_000_000
+BEGUN_NS = 60_000_000
+LEFT_NS = 7 * DELAY_NS - BEGUN_NS  # a stream has two calls of waits, two kernels around NCCL, and two of words, at most
+
+
 @pytest.fixture(scope="module", name="slow")
 def slow_daemon():
-    with gpus("devices=2", *EXPECTED, faults="hvdd-gpu/delay@40000", gpu_idle="1s") as running:
+    with gpus("devices=2", *EXPECTED, faults=f"hvdd-gpu/delay@{DELAY_NS // 1000}", gpu_idle="1s") as running:
         yield running
 
 
@@ -248,7 +253,7 @@ def warm_case(slow: GpuDaemon, gpu_of: list[int]) -> Case:
 def begin_slowly(case: Case) -> None:
     """Returns while the batch runs: what the caller needs by then it looks up before."""
     case.wait("running")
-    time.sleep(0.06)
+    time.sleep(BEGUN_NS / 1e9)
     assert not case.job.ranks[0].has_reply(), "it is over already"
 
 
@@ -269,11 +274,12 @@ def test_one_is_killed_while_a_batch_runs(slow, victim, gpu_of):
     case.job.close()
 
 
-def test_what_a_dead_trainer_has_brought_is_done_without_it(slow):
-    case = warm_case(slow, [0, 1, 0])
+@pytest.mark.parametrize("gpu_of", LAYOUTS, ids=str)
+def test_what_a_dead_trainer_has_brought_is_done_without_it(slow, gpu_of):
+    case = warm_case(slow, gpu_of)
     begin_slowly(case)
-    case.job.ranks[2].kill()
-    hear(case, Status.OK)
+    at_ns = case.job.ranks[2].kill()
+    check_prompt("the ranks heard and went on", hear(case, Status.OK) - at_ns - LEFT_NS, PROMISED_NS)
     case.meet_again(keep=False)
     case.job.close()
 
@@ -294,6 +300,8 @@ def test_a_worker_is_killed_while_it_starts(daemon):
     job.close()
 
 
+INIT_NS = 400_000_000
+BEGUN_ANEW_NS = 1_000_000_000  # an engine has found the next hvdd, and a worker's start is all that is left
 STARTING = {  # what the rank that waits for the worker hears, and a word of it
     "hvdd": (Status.OK, ""),
     "engine": (Status.ERR_ENGINE_LOST, ""),
@@ -301,22 +309,38 @@ STARTING = {  # what the rank that waits for the worker hears, and a word of it
     "stopped worker": (Status.ERR_UNSUPPORTED, "gpu-silence"),
     "stopped engine": (Status.ERR_ENGINE_LOST, ""),
     "trainer": (Status.ERR_RANK_LOST, "rank 0"),
+    "stopped hvdd": (Status.OK, ""),
+    "stopped trainer": (Status.OK, ""),
 }
 
 
+def stand_still_or_come_anew(daemon: GpuDaemon, victim: str, pid: int) -> None:
+    """What the rank that waits for the worker hears nothing of."""
+    if victim == "hvdd":
+        daemon.kill()
+        daemon.start()
+        return
+    with stopping(pid):
+        if victim == "stopped trainer":
+            wait_until(lambda: [row["state"] for row in daemon.ctl.json("gpus")["gpus"]] == ["up"], "the worker to be up")
+        else:
+            time.sleep(1.5)  # longer than the start, and than a silence
+
+
 def strike(daemon: GpuDaemon, job: Job, victim: str) -> tuple[Outcome, int]:
-    """One is killed or stopped while a worker starts for rank 0. What the first one that is left hears, and how much later."""
+    """One is killed or stopped while a worker starts for rank 0. What the first one that is left hears, and how much later: than the
+    kill or the stop, than the next hvdd, or than the end of a standstill of which nothing is lost."""
     starting, = wait_until(lambda: [row for row in daemon.ctl.json("gpus")["gpus"] if row["state"] == "starting" and row["pid"]],
                            "a worker that starts", step=0.01)
     pid = {"hvdd": daemon.pid, "trainer": job.ranks[0].pid, "engine": daemon.engine_of(job.name), "worker": starting["pid"]}[victim.split()[-1]]
     assert not job.ranks[0].has_reply(), "it is up already"
+    if STARTING[victim][0] == Status.OK:
+        stand_still_or_come_anew(daemon, victim, pid)
+        at_ns = time.monotonic_ns()
+        return job.ranks[0].collect_outcome(), time.monotonic_ns() - at_ns
     if "stopped" in victim:
         with stopping(pid) as at_ns:
             return job.ranks[0].collect_outcome(), time.monotonic_ns() - at_ns
-    if victim == "hvdd":
-        daemon.kill()
-        daemon.start()
-        return job.ranks[0].collect_outcome(), 0
     at_ns = kill(pid)
     if victim == "trainer":
         heard = wait_until(lambda: job.ranks[1].state().status < 0 and job.ranks[1].state(), "the other rank to hear of it")
@@ -325,17 +349,19 @@ def strike(daemon: GpuDaemon, job: Job, victim: str) -> tuple[Outcome, int]:
     return heard, time.monotonic_ns() - at_ns
 
 
-@pytest.mark.parametrize("victim", STARTING)
+@pytest.mark.parametrize("victim", [*STARTING][:-2] if sanitized() else STARTING)
 def test_one_is_killed_or_stands_still_while_a_worker_starts(victim):
     """And at the end nobody is left behind."""
     status, word = STARTING[victim]
     said = {"dtype": "int32", "dims": [4], "data": bytes(16), "reduce_op": "sum", "memory": "device"}
-    with gpus("devices=1", *EXPECTED, faults="hvdd-gpu/slow-init@400", gpu_silence="1s", engine_silence="1s") as daemon:
+    with gpus("devices=1", *EXPECTED, faults=f"hvdd-gpu/slow-init@{INIT_NS // 1_000_000}", gpu_silence="1s", engine_silence="1s") as daemon:
         job = Job(daemon, 2)
         job.ranks[0].post_submit("allreduce", "x", **said)
         heard, took_ns = strike(daemon, job, victim)
         assert heard.status == status and word in heard.text, heard
-        if "stopped" in victim:
+        if victim == "hvdd":
+            check_prompt("the rank heard", took_ns - INIT_NS, BEGUN_ANEW_NS)
+        elif "stopped" in victim and status != Status.OK:
             check_prompt("the rank heard", took_ns - SILENCE_NS, 1_100_000_000)
         else:
             check_prompt("the rank heard", took_ns, PROMISED_NS)
@@ -390,8 +416,8 @@ def test_an_engine_is_killed_while_a_worker_passes_to_its_job(patient):
     with passing(patient) as (job, worker):
         at_ns = kill(patient.engine_of(job.name))
         outcome = job.ranks[0].collect_outcome()
+        check_prompt("the rank heard", time.monotonic_ns() - at_ns, PROMISED_NS)
         assert outcome.status == Status.ERR_ENGINE_LOST, outcome
-        check_prompt("the rank heard", outcome.at_ns - at_ns, PROMISED_NS)
         os.kill(worker, signal.SIGCONT)
         wait_until(lambda: all(row["state"] != "passing" for row in patient.ctl.json("gpus")["gpus"]), "it to be idle")
 
@@ -453,21 +479,101 @@ def own_case(gpu_of: list[int], faults: str = "", **options) -> Iterator[Case]:
         case.job.close()
 
 
-def test_hvdd_is_killed_and_nobody_notices():
-    with own_case([0, 1, 0]) as case:
-        case.warm()
-        case.wait("gated")
-        case.daemon.kill()
+SLOW_NS = 400_000_000
+LASTS_NS = {  # how long an op does that is in this state, when what it waits for has come
+    "missing": 0,
+    "importing": 2 * SLOW_NS,  # then the workers join
+    "joining": SLOW_NS,
+    "gated": 0,
+    "running": LEFT_NS,
+}
+AT_WORK = ("importing", "joining")
+
+
+@pytest.fixture(scope="module", name="lazy")
+def lazy_daemon():
+    slow_ms = SLOW_NS // 1_000_000
+    with gpus("devices=2", *EXPECTED, faults=f"hvdd-gpu/slow-open@{slow_ms};hvdd-gpu/slow-join@{slow_ms}", gpu_silence="2s",
+              engine_silence="2s", gpu_idle="1s") as running:
+        yield running
+
+
+@contextlib.contextmanager
+def lazily(lazy: GpuDaemon, victim: str, state: str) -> Iterator[tuple[Case, int]]:
+    """Rank 2's memory is being opened, or the workers join a communicator. With the pid of the victim."""
+    case = Case(lazy, [0, 1, 0])
+    try:
+        before = set(lazy.meetings())
+        case.wait("missing")
+        pid, = [lazy.pid] if victim == "hvdd" else victims(case, victim)
+        if state == "importing":
+            case.submit_without_wait(2)
+            time.sleep(0.05)
+            assert not case.job.ranks[2].has_reply(), "it is open already"
+        else:
+            case.submit(2)
+            wait_until(lambda: set(lazy.meetings()) - before, "an id", step=0.001)
+        yield case, pid
+    finally:
+        case.job.close()
+
+
+@contextlib.contextmanager
+def reached(request: pytest.FixtureRequest, victim: str, state: str) -> Iterator[tuple[Case, int]]:
+    """The same in each state of an op, with the hvdd of other tests."""
+    daemon = request.getfixturevalue({"importing": "lazy", "joining": "lazy", "running": "slow"}.get(state, "daemon"))
+    if state in AT_WORK:
+        with lazily(daemon, victim, state) as found:
+            yield found
+        return
+    case = warm_case(daemon, [0, 1, 0])
+    try:
+        pid, = [daemon.pid] if victim == "hvdd" else victims(case, victim)
+        if state == "running":
+            begin_slowly(case)
+        else:
+            case.wait(state)
+        yield case, pid
+    finally:
+        case.job.close()
+
+
+def finish(case: Case, state: str) -> None:
+    """What the op waits for comes. It is right, and as soon over as if nothing had happened."""
+    at_ns = time.monotonic_ns()
+    if state == "missing":
+        case.submit(2)
+    elif state == "gated":
         case.open_gate()
-        assert case.job.ranks[0].collect_outcome().ok and case.job.ranks[1].collect()["ended"]
-        case.name += 1
+    check_prompt("the ranks heard and went on", hear(case, Status.OK) - at_ns - LASTS_NS[state], PROMISED_NS)
+
+
+def finish_last(case: Case, state: str) -> None:
+    """And of rank 2."""
+    if state == "importing":
+        outcome = case.job.ranks[2].collect_outcome()
+        assert outcome.ok, outcome
+        case.ops[2] = outcome.op
+    outcome = case.job.ranks[2].outcome(case.ops[2])
+    assert outcome.ok and outcome.data == arith.pack(INT32, [3] * 1000), outcome
+    case.name += 1
+
+
+@pytest.mark.parametrize("state", ["gated"] if sanitized() else LASTS_NS)
+def test_hvdd_is_killed_and_nobody_notices(request, state):
+    with reached(request, "hvdd", state) as (case, _pid):
+        daemon = case.daemon
+        daemon.kill()
+        finish(case, state)
+        finish_last(case, state)
         case.warm()
-        case.daemon.start()
+        wait_until(lambda: len(daemon.workers()) == len(set(case.gpus)), "the workers that no engine has to end with hvdd")
+        workers = sorted(daemon.workers())
+        daemon.start()
         case.warm()
-        workers = sorted(case.daemon.workers())
         wait_until(lambda: sorted(row["pid"] for row in rows(case)) == workers, "the new hvdd to have the workers")
         case.job.close()
-        wait_until(lambda: not case.daemon.engines() and not case.daemon.workers(), "engine and workers to end", 10)
+        daemon.wait_no_jobs()
 
 
 def test_what_a_new_hvdd_is_told_releases_the_streams_as_before():
@@ -604,36 +710,6 @@ def test_one_that_stands_still_while_a_batch_runs_is_ended_after_its_silence(vic
         stand_still(case, victim, pid, "running")
 
 
-@pytest.fixture(scope="module", name="lazy")
-def lazy_daemon():
-    with gpus("devices=2", *EXPECTED, faults="hvdd-gpu/slow-open@600;hvdd-gpu/slow-join@600", gpu_silence="2s", engine_silence="2s",
-              gpu_idle="1s") as running:
-        yield running
-
-
-@contextlib.contextmanager
-def lazily(lazy: GpuDaemon, victim: str, state: str) -> Iterator[tuple[Case, int]]:
-    """Rank 2's memory is being opened, or the workers join a communicator. With the pid of the victim."""
-    case = Case(lazy, [0, 1, 0])
-    try:
-        before = set(lazy.meetings())
-        case.wait("missing")
-        pid, = [lazy.pid] if victim == "hvdd" else victims(case, victim)
-        if state == "importing":
-            case.submit_without_wait(2)
-            time.sleep(0.05)
-            assert not case.job.ranks[2].has_reply(), "it is open already"
-        else:
-            case.submit(2)
-            wait_until(lambda: set(lazy.meetings()) - before, "an id", step=0.001)
-        yield case, pid
-    finally:
-        case.job.close()
-
-
-AT_WORK = ("importing", "joining")
-
-
 @pytest.mark.parametrize("state", AT_WORK[:1] if sanitized() else AT_WORK)
 @pytest.mark.parametrize("victim", SILENT)
 def test_one_that_stands_still_while_it_imports_or_joins_is_ended_after_its_silence(lazy, victim, state):
@@ -663,29 +739,25 @@ def test_a_rank_that_waits_for_an_import_hears_of_the_end_of_one_that_stood_stil
 
 def goes_on_without(victim: str, state: str) -> bool:
     """Whether ranks 0 and 1 need nothing of it."""
-    return victim == "hvdd" or (victim, state) == ("trainer", "joining")
+    return victim == "hvdd" or (victim, state) in (("trainer", "joining"), ("trainer", "running"))
 
 
-STANDSTILLS = [(victim, state) for state in AT_WORK for victim in ("trainer", "worker", "engine", "hvdd")]
+STANDSTILLS = [(victim, state) for state in AT_WORK for victim in ("trainer", "worker", "engine", "hvdd")] + [
+    ("trainer", "missing"), ("trainer", "running"), ("hvdd", "missing"), ("hvdd", "gated"), ("hvdd", "running")]
 
 
 @pytest.mark.parametrize("victim, state", STANDSTILLS[1:2] if sanitized() else STANDSTILLS)
-def test_one_that_stands_still_while_it_imports_or_joins_and_goes_on_has_lost_nothing(lazy, victim, state):
-    with lazily(lazy, victim, state) as (case, pid):
+def test_one_that_stands_still_and_goes_on_has_lost_nothing(request, victim, state):
+    with reached(request, victim, state) as (case, pid):
         with stopping(pid):
             if goes_on_without(victim, state):
-                hear(case, Status.OK)
+                finish(case, state)
             else:
-                time.sleep(0.8)  # longer than what is under way, and shorter than a silence
+                time.sleep(0.6 if state in AT_WORK else 0.1)  # longer than what is under way, and shorter than a silence
                 assert not case.job.ranks[0].has_reply()
         if not goes_on_without(victim, state):
-            hear(case, Status.OK)
-        if state == "importing":
-            outcome = case.job.ranks[2].collect_outcome()
-            assert outcome.ok, outcome
-            case.ops[2] = outcome.op
-        outcome = case.job.ranks[2].outcome(case.ops[2])
-        assert outcome.ok and outcome.data == arith.pack(INT32, [3] * 1000), outcome
+            finish(case, state)
+        finish_last(case, state)
 
 
 def test_a_trainer_that_stands_still_is_named_and_nothing_fails(daemon):

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from hvt import Daemon, Status, as_service, being, stopped, wait_until, wire
+from hvt.gpu import gpus
 from hvt.job import Job
 from hvt.zmtp import Zmtp
 
@@ -286,10 +287,20 @@ def log_lines_of_a_user(shared: Shared) -> None:
     shared.check_honest()
 
 
-def workers_of_gpus(_shared: Shared) -> None:
-    """A fake engine asks for them there."""
-    text = (ROOT / "tests/unit/node/test_gpu.c").read_text(encoding="utf-8")
-    assert 'HVI_ERR_DAEMON_LIMIT), "gpu-workers-per-user")' in text and 'HVI_ERR_DAEMON_LIMIT), "(gpu-workers)")' in text
+def workers_of_gpus(name: str) -> Callable[[Shared], None]:
+    """A hvdd of its own on the fake driver, whose one user has two jobs."""
+    def reach(_shared: Shared) -> None:
+        said = {"dtype": "int32", "dims": [4], "data": bytes(16), "reduce_op": "sum", "memory": "device"}
+        with gpus("devices=2", "memory-refused", "op-failed", "worker-refused", **{name.replace("-", "_"): 1}) as daemon:
+            first, second = Job(daemon, 1), Job(daemon, 1)
+            for other in (second, first):  # the worker of the one that has it is no other's
+                assert first.ranks[0].outcome(first.ranks[0].submit("allreduce", "x", gpu=0, **said)).ok
+                refusal = other.ranks[0].try_submit("allreduce", "y", gpu=1, **said)
+                assert not refusal.ok and f"({name})" in refusal.text, refusal
+                other.check_usable()
+            row, = (row for row in daemon.ctl.json("limits")["limits"] if row["limit"] == name)
+            assert row["used"] == row["most"] == 1, row
+    return reach
 
 
 REACHED: dict[str, Callable[[Shared], None]] = {
@@ -298,7 +309,7 @@ REACHED: dict[str, Callable[[Shared], None]] = {
     "max-sessions-per-user": sessions_of_a_user, "max-pending": pending_of_all, "max-pending-per-user": pending_of_a_user,
     "max-admin": admin_of_all, "max-admin-per-user": admin_of_a_user, "admin-rate-per-user": admin_rate_of_a_user,
     "region-bytes": region_bytes_of_all, "region-bytes-per-user": region_bytes_of_a_user, "region-limit": region_bytes_of_a_job, "regions-per-session": regions_of_a_session, "process-sets": sets_of_a_job,
-    "log-rate": log_lines_of_a_user, "gpu-workers": workers_of_gpus, "gpu-workers-per-user": workers_of_gpus}
+    "log-rate": log_lines_of_a_user, "gpu-workers": workers_of_gpus("gpu-workers"), "gpu-workers-per-user": workers_of_gpus("gpu-workers-per-user")}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -30,7 +30,7 @@ def kind_of(pid: int) -> str:
     name = procs.name(pid)
     if name == "hvdrun" and procs.cmdline(pid).endswith("--node"):
         return "agent"
-    return {"hvdrun-guard": "guard"}.get(name, "sshd" if name.startswith("sshd") else name)
+    return {"hvd-guard": "guard"}.get(name, "sshd" if name.startswith("sshd") else name)
 
 
 class Turn:

@@ -152,6 +152,7 @@ CONDITIONS: dict[str, Callable[[], bool]] = {
     "no-locked-memory": lambda: resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] == 0,
     "little-memory": lambda: _meminfo("MemAvailable") < 6 << 30,
     "daemon": _is_daemon_here,
+    "user-hvdd": lambda: _succeeds("getent", "passwd", "hvdd"),
     "keras-2": _keras_2,
     "keras-3": lambda: not _keras_2(),
     "ci-asan": lambda: False,

@@ -21,7 +21,7 @@ import pytest
 from hvt import Daemon, procs, program, sanitized, scaled, wait_until
 from hvt.build import BUILD as BUILD_FOLDER, SOURCE
 from hvt.containers import may_be_made
-from hvt.launcher import Launcher, line_of
+from hvt.launcher import Launcher, line_of, send_again
 from hvt.namespaces import NEW_FS, NEW_MOUNT, Inside
 
 
@@ -318,7 +318,7 @@ def test_a_reader_that_sleeps_does_not_keep_signals_out(launcher):
         time.sleep(0.5)  # not a wait for something: enough to fill every buffer
         process.send_signal(signal.SIGTERM)
         wait_until(lambda: not any(line == "yes" for line in launcher.processes().values()), "the ranks to end")
-        process.send_signal(signal.SIGTERM)
+        send_again(process, signal.SIGTERM)
         assert process.wait(scaled(20)) == 128 + signal.SIGTERM
     finally:
         process.kill()
@@ -522,7 +522,7 @@ def test_a_second_signal_kills(launcher):
     ready(process, 2)
     process.send_signal(signal.SIGTERM)
     line_of(process.stderr, rb"passed on to every rank")
-    process.send_signal(signal.SIGTERM)
+    send_again(process, signal.SIGTERM)
     _, err = process.communicate(timeout=scaled(20))
     assert process.returncode == 137 and "killing" in err.decode()
 
@@ -555,6 +555,18 @@ def test_everything_goes_when_hvdrun_is_killed(launcher):
     ready(process, 3)
     assert launcher.directories()
     process.kill()
+    process.communicate()
+    launcher.check_gone()
+
+
+def test_everything_goes_when_all_that_bears_hvdruns_name_is_killed(launcher):
+    """As pkill -9 does, by name and by command line."""
+    process = launcher.start("-np", "2", "sh", "-c", "sleep 1000 & echo ready; sleep 1000")
+    ready(process, 2)
+    named = [pid for pid, line in launcher.processes().items() if "hvdrun" in procs.name(pid) or "hvdrun" in line]
+    assert process.pid in named
+    for pid in named:
+        os.kill(pid, signal.SIGKILL)
     process.communicate()
     launcher.check_gone()
 

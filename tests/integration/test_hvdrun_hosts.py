@@ -17,7 +17,7 @@ import pytest
 
 from hvt import procs, program, sanitized, scaled, wait_until
 from hvt.hosts import Hosts
-from hvt.launcher import line_of
+from hvt.launcher import line_of, send_again
 
 HELLO = """#!{python}
 import os, sys
@@ -248,7 +248,7 @@ def test_memory_stays_bounded_while_nobody_reads(hosts):
             assert procs.rss_bytes(pid) < (64 << 20) * (8 if "SAN" in os.environ else 1), procs.cmdline(pid)
         process.send_signal(signal.SIGTERM)
         wait_until(lambda: "yes" not in hosts.processes().values(), "the ranks to end")
-        process.send_signal(signal.SIGTERM)
+        send_again(process, signal.SIGTERM)
         assert process.wait(scaled(20)) == 128 + signal.SIGTERM
     finally:
         process.kill()
@@ -325,7 +325,7 @@ def test_a_second_interrupt_kills(hosts):
     with running(hosts, "-H", "h1:1,h2:1", "sh", "-c", "trap '' INT TERM; echo ready; while :; do sleep 0.02; done") as process:
         process.send_signal(signal.SIGINT)
         line_of(process.stderr, rb"passed on to every rank")
-        process.send_signal(signal.SIGINT)
+        send_again(process, signal.SIGINT)
         assert process.wait(scaled(20)) == 137
 
 
@@ -469,7 +469,7 @@ def test_an_agent_that_stands_still_is_given_up_when_all_is_killed(relayed):
         os.kill(stopped, signal.SIGSTOP)
         process.send_signal(signal.SIGINT)
         line_of(process.stderr, rb"passed on to every rank")
-        process.send_signal(signal.SIGINT)
+        send_again(process, signal.SIGINT)
         assert process.wait(scaled(20)) != 0
         assert b"lost the agent on " in process.stderr.read()
         os.kill(stopped, signal.SIGCONT)

@@ -112,6 +112,14 @@ def test_port_and_key_can_be_given(server):
     assert done.returncode == 5 and "[0]<stdout>:typed\n" in done.stdout, done.stderr
 
 
+def test_what_people_configure_for_their_sessions_is_not_done(server):
+    with (server.folder / "client").open("a") as client:
+        client.write(f"Host *\n  RequestTTY force\n  LocalForward {free_port('127.0.0.1')} 127.0.0.1:1\n  ExitOnForwardFailure yes\n"
+                     f"  ControlMaster auto\n  ControlPath {server.folder}/master-%C\n")
+    done = server.run("-H", "n1:1,n2:1", "sh", "-c", f"ls {server.folder}/master-* 2>/dev/null; echo here")
+    assert sorted(done.stdout.splitlines()) == [f"[{rank}]<stdout>:here" for rank in range(2)] and not done.stderr, done.stderr
+
+
 def test_this_machine_may_be_among_the_hosts(server):
     done = server.run("-H", "localhost:1,n2:1", "sh", "-c", "echo $MASTER_ADDR")
     assert sorted(done.stdout.splitlines()) == [f"[{rank}]<stdout>:127.0.0.1" for rank in range(2)], done.stderr

@@ -11,7 +11,7 @@ import pytest
 
 from hvt import Daemon, procs, program, scaled, wait_until
 from hvt.hosts import Hosts
-from hvt.launcher import line_of
+from hvt.launcher import line_of, send_again
 
 READY = "trap '' HUP; echo ready; sleep 1000 & wait"
 
@@ -87,9 +87,9 @@ def test_memory_of_relays_stays_bounded_while_nobody_reads(hosts):
         time.sleep(1)  # not a wait for something: enough to fill every buffer, and to overflow one without a bound
         for pid in [process.pid, *of_kind(hosts, "--relay")]:
             assert procs.rss_bytes(pid) < (64 << 20) * (8 if "SAN" in os.environ else 1), procs.cmdline(pid)
-        for _ in range(2):
-            process.send_signal(signal.SIGTERM)
-            wait_until(lambda: "yes" not in hosts.processes().values(), "the ranks to end")
+        process.send_signal(signal.SIGTERM)
+        wait_until(lambda: "yes" not in hosts.processes().values(), "the ranks to end")
+        send_again(process, signal.SIGTERM)
         assert process.wait(scaled(20)) != 0
     finally:
         process.kill()
@@ -158,7 +158,7 @@ def test_a_relay_that_stands_still_is_given_up_when_all_is_killed(hosts):
     os.kill(stopped, signal.SIGSTOP)
     process.send_signal(signal.SIGINT)
     line_of(process.stderr, rb"passed on to every rank")
-    process.send_signal(signal.SIGINT)
+    send_again(process, signal.SIGINT)
     _, err = process.communicate(timeout=scaled(20))
     assert process.returncode != 0 and err.count(b"hvdrun --relay there is lost") == 3, err
 
@@ -174,7 +174,8 @@ def test_a_relay_that_never_speaks_costs_no_more_than_the_start_timeout(hosts):
     done = hosts.run(*tree("deaf1", "h2", "h3", "h4", "h5", "h6"), "--start-timeout", "1", "touch", "ran")
     assert done.returncode == 1 and not (hosts.folder / "ran").exists()
     said = [line.split()[1] for line in done.stderr.splitlines()]
-    assert said[:3] == ["deaf1:", "h2:", "h3:"], done.stderr  # on a busy machine the others may be late as well
+    assert said[0] == "deaf1:", done.stderr  # on a busy machine the others may be late as well
+    assert {"deaf1 --node", "h2 --node", "h3 --node"} <= {f"{host} {kind}" for host, kind in started(hosts)}
 
 
 def test_forty_eight_hosts_make_a_tree_by_themselves(hosts):

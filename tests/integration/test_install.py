@@ -217,13 +217,16 @@ def test_installing_under_destdir_keeps_the_prefix_in_the_units(tmp_path):
 
 
 def test_folders_of_ones_own_are_found_by_programs_and_units(tmp_path):
-    """Configured alone: programs and units are told the folders then."""
+    """Configured alone, as a distribution does, with flags of its own: programs and units are told the folders then."""
     build = tmp_path / "build"
     run("cmake", "-S", str(SOURCE), "-B", str(build), "-DHVD_TESTS=OFF", "-DCMAKE_INSTALL_PREFIX=/opt/hvd",
         "-DCMAKE_INSTALL_BINDIR=/opt/programs", "-DCMAKE_INSTALL_LIBEXECDIR=lib", "-DCMAKE_INSTALL_LIBDIR=lib/here",
-        "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON", f"-DCMAKE_C_COMPILER={compiler()[0]}")
+        "-DCMAKE_C_FLAGS=-O2 -D_FORTIFY_SOURCE=3", "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON", f"-DCMAKE_C_COMPILER={compiler()[0]}")
     commands = (build / "compile_commands.json").read_text(encoding="utf-8")
     assert re.findall(r'HVI_LIBEXEC=[\\"]*([^\\" ]*)', commands) == ["../hvd/lib/hvdd"]
+    assert set(re.findall(r"-D_FORTIFY_SOURCE=(\d)", commands)) == {"3"}
+    lists = [path.read_text(encoding="utf-8") for path in build.rglob("cmake_install.cmake")]
+    assert set(re.findall(r'CMAKE_INSTALL_COMPONENT STREQUAL "(\w+)"', "".join(lists))) == {"runtime", "devel", "service", "doc"}
     assert "$ORIGIN/../hvd/lib/here" in (build / "tools/hvd-perf/cmake_install.cmake").read_text(encoding="utf-8")
     run("cmake", "-P", str(build / "systemd/cmake_install.cmake"), environment=dict(os.environ, DESTDIR=str(tmp_path)))
     units = tmp_path / "opt/hvd/lib/systemd/system"

@@ -531,15 +531,19 @@ def test_strangers_at_the_port_are_refused_and_disturb_nobody(keys):
         began_ns = time.monotonic_ns()
         meet(first, second)
         check_prompt("the nodes met", time.monotonic_ns() - began_ns, 2_000_000_000)
-        assert len(first.ctl.json("nodes")["nodes"]) == 2
+        # On a machine that stood still for a second the node's connection was cut, too. It is back at once.
+        wait_until(lambda: len(first.ctl.json("nodes")["nodes"]) == 2, "the node to be there, and no stranger")
+        # libzmq may close a connection with nonsense before the gate asks for its address. A silent one stays for 2 s.
+        wait_until(lambda: any(line.pairs["address"] == "127.0.0.1" for line in first.lines("mesh-refused")),
+                   "a stranger to be named by its address")
         gate = first.gate()
+        assert gate
         stack.close()
         wait_until(lambda: sum("socket" in target for target in procs.fds(gate).values()) < 20, "the strangers to go")
         assert first.gate() == gate and not first.lines("gate-ended")
         first.expect_line("mesh-refused", "a connection to the mesh ended without a message of a node")
         refused = first.lines("mesh-refused")
         assert len(refused) <= time.monotonic() - began + 1, refused
-        assert any(line.pairs["address"] == "127.0.0.1" for line in refused), refused
 
 
 # Connects COUNT sockets from ADDRESS to PORT, says nothing, and connects each again when it has ended.

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """init, identity, process sets, objects, ends: what needs no framework."""
 import os
+import pathlib
 import pickle
 import signal
 import subprocess
 import sys
 import threading
 import time
+import types
 
 import pytest
 
@@ -63,6 +65,15 @@ def check_identity_and_sets():
     hvd.shutdown()
     with pytest.raises(hvd.HorovodInternalError):
         hvd.barrier()
+
+
+def test_a_library_that_is_missing_is_named_with_what_to_do():
+    from hvd import _native
+    ours, missing = "/x/libhvdclient.so.0", "cannot open shared object file: No such file or directory"
+    assert _native._remedy(ours, f"libprotobuf-c.so.1: {missing}") == (
+        "install libprotobuf-c.so.1, which it needs: scripts/deps.sh run does so on Debian")
+    for words in (f"{ours}: {missing}", f"{ours}: invalid ELF header"):
+        assert _native._remedy(ours, words).startswith("install this package with pip, or set HVD_LIBRARY")
 
 
 def test_identity_and_process_sets(ranks):
@@ -183,6 +194,82 @@ def check_many_sessions():
 
 def test_hundreds_of_inits_leave_no_descriptor(ranks):
     assert max(ranks(2, check_many_sessions)) < 20
+
+
+class Interrupted:
+    """A watcher of the session, in whose closing() a signal handler raises."""
+
+    def closing(self, session):
+        raise KeyboardInterrupt
+
+    def stays(self, session):
+        pass
+
+
+def check_shutdowns_that_are_not_finished():
+    import hvd
+    from hvd import _session
+    hvd.init()
+    mine = hvd.add_process_set([0])
+    session = _session.current()
+    _session._CLOSE_PATIENCE_S = 0.01
+    session.users.append(-1)  # of a thread that does not come back from the library
+    with pytest.raises(hvd.HorovodInternalError, match="stays open"):
+        hvd.shutdown()
+    session.users.remove(-1)
+    _session._CLOSE_PATIENCE_S = 10
+    assert hvd.allgather_object(hvd.rank()) == [0, 1] and mine.process_set_id == 1
+    hvd.barrier()
+
+    session.watchers.append(Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        hvd.shutdown()
+    session.watchers.pop()
+    assert hvd.allgather_object(hvd.rank()) == [0, 1] and mine.process_set_id == 1
+    hvd.barrier()
+
+    let_go = _session.Session._let_go
+
+    def interrupted(pointer):
+        let_go(pointer)
+        raise KeyboardInterrupt
+    _session.Session._let_go = staticmethod(interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        hvd.shutdown()
+    _session.Session._let_go = staticmethod(let_go)
+    assert not hvd.is_initialized() and mine.process_set_id is None
+    hvd.init()
+    assert hvd.add_process_set(mine).process_set_id == 1
+    hvd.init(comm=[0, 1])  # attached already, so whoever asks is that rank
+    hvd.init(comm=[1 - hvd.rank()])
+    assert hvd.allgather_object(hvd.rank()) == [0, 1]
+
+
+def test_a_shutdown_that_is_not_finished_leaves_a_session_that_works_or_none(ranks):
+    ranks(2, check_shutdowns_that_are_not_finished)
+
+
+def test_init_among_some_ranks_that_cannot_attach_says_so_as_init_does(monkeypatch):
+    import hvd
+    from hvd import _session
+
+    def refuse(**_fields):
+        raise hvd.HorovodInternalError("there is no hvdd")
+    monkeypatch.setattr(_session, "open_session", refuse)
+    with pytest.raises(ValueError, match="Horovod initialization failed. there is no hvdd"):
+        hvd.init(comm=[0, 1])
+
+
+def test_an_op_of_an_earlier_session_takes_nothing_from_one_with_its_address():
+    from hvd import _ops
+    sessions = [types.SimpleNamespace(pointer=None, abandoned=[]) for _ in range(2)]
+    sessions[1].abandon = lambda pointer, keep, name: sessions[1].abandoned.append(pointer)
+    earlier, later = (_ops.Op(session, 4096, None, True) for session in sessions)
+    del earlier
+    assert later in _ops._unreleased()
+    _ops._abandon(sessions[1], [4096], None)
+    assert not sessions[1].abandoned
+    later.release()
 
 
 def check_one_process_alone():
@@ -354,6 +441,11 @@ def lose_a_rank(how):
     import hvd
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # hvdrun ends the others at once; they shall say what they saw
     hvd.init()
+    if how == "exit":
+        dropped = hvd.allgather_async([1.0])
+        while not hvd.poll(dropped):
+            time.sleep(0.001)
+        del dropped  # what is finished and was never asked for is not in flight
     hvd.barrier()
     if hvd.rank() == 1:
         if how == "raise":
@@ -378,6 +470,32 @@ def test_a_lost_rank_is_named_to_the_others(ranks, how, fate, code, hosts):
     assert done.returncode == code and f"{first}, the first to fail" in done.stderr, done.stdout + done.stderr
     told = [line for line in done.stdout.splitlines() if "survivor:" in line]
     assert told and all("rank 1" in line and fate in line for line in told), done.stdout + done.stderr
+
+
+def await_the_others(over):
+    while not os.path.exists(over):
+        time.sleep(0.01)
+
+
+def leave_a_child(over):
+    import multiprocessing.util  # as PyTorch does: what it does at exit comes after what hvd does
+    import hvd
+    hvd.init()
+    hvd.barrier()
+    if hvd.rank() == 0:
+        multiprocessing.get_context("fork").Process(target=await_the_others, args=(over,)).start()
+        sys.exit(3)
+    try:
+        with pytest.raises(hvd.HorovodInternalError, match="rank 0"):
+            hvd.barrier()
+    finally:
+        pathlib.Path(over).touch()
+
+
+def test_a_rank_whose_child_outlives_its_script_leaves_the_others_at_once(ranks):
+    done = ranks.run(2, "-c", f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r}); import test_core; "
+                     f"test_core.leave_a_child({str(ranks.folder / 'over')!r})", timeout=60)
+    assert done.returncode == 3 and "rank 0: exited with code 3, the first to fail" in done.stderr, done.stdout + done.stderr
 
 
 def stand_still():

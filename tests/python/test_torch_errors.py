@@ -159,11 +159,15 @@ def check_ends():
         kept.append(hvd.allreduce(x, op=hvd.Sum))
         kept.append(hvd.allgather(x[:3]))
         left = hvd.allreduce_async_(torch.ones(10), name=f"unfinished {hvd.rank()}")
+        finished = [hvd.allgather_async(x[:3]), hvd.alltoall_async(x), hvd.reducescatter_async(x)]
+        while not all(hvd.poll(handle) for handle in finished):  # the results still lie in the library
+            time.sleep(0.0001)
         hvd.barrier()
         hvd.shutdown()
-        with pytest.raises(hvd.HorovodInternalError, match="shut down"):
-            hvd.synchronize(left)
-        assert hvd.synchronize(left) is None
+        for handle in (left, *finished):
+            with pytest.raises(hvd.HorovodInternalError, match="shut down"):
+                hvd.synchronize(handle)
+            assert hvd.synchronize(handle) is None
     for round_ in range(100):
         assert (kept[2 * round_] == round_ * int(os.environ["HVD_SIZE"])).all()
         assert (kept[2 * round_ + 1] == round_).all()

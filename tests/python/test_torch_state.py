@@ -205,6 +205,7 @@ def check_elastic(hvd):
     state.restore()
     called = []
     state.register_reset_callbacks([lambda: called.append(1)])
+    state.on_hosts_updated(0.0, 0)
     state.on_reset()
     assert state.epoch == 7 and called == [1]
     with pytest.raises(AttributeError, match="no 'nothing'"):
@@ -238,11 +239,85 @@ def check_what_is_saved_outlives_restores(hvd):
         assert all(bool((kept["momentum_buffer"] == 1).all()) for kept in state.optimizer.state.values())
 
 
+class Schedule:
+    """A scheduler without a state dict."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+
+def check_objects_stay(hvd):
+    """restore() and sync() change the objects that the script has, and put no copies in their place."""
+    import threading
+
+    import torch
+    model = torch.nn.Linear(2, 1)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0))
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    sampler = torch.utils.data.DistributedSampler(range(8), hvd.size(), hvd.rank())
+    state = hvd.elastic.TorchState(model, optimizer, scheduler=scheduler, sampler=sampler, loss=None, lock=None)
+    for rate in (0.5, 0.25):
+        state.sync()
+        state.restore()
+        assert state.scheduler is scheduler and state.sampler is sampler and sampler.rank == hvd.rank()
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        state.scheduler.step()
+        assert optimizer.param_groups[0]["lr"] == rate
+    state.restore()
+    assert scheduler.last_epoch == 1 and optimizer.param_groups[0]["lr"] == 0.5
+
+    own = hvd.elastic.TorchState(model, optimizer, scheduler=Schedule(optimizer))
+    own.restore()
+    assert own.scheduler.optimizer is optimizer
+
+    state.loss, state.lock = model(torch.ones(1, 2)).sum(), threading.Lock()  # nothing that copy.deepcopy() takes
+    value, lock = state.loss.item(), state.lock
+    state.commit()
+    state.loss = state.lock = None
+    state.restore()
+    assert state.loss.item() == value and state.lock is lock
+
+
+def check_saves_are_whole(hvd):
+    import torch
+
+    class Stateful(torch.nn.Identity):
+        def state_dict(self):
+            if self.is_interrupted:
+                raise KeyboardInterrupt
+            return {}
+        is_interrupted = False
+    model, last = torch.nn.Linear(1, 1, bias=False), Stateful()
+    torch.nn.init.constant_(model.weight, 1.0)
+    state = hvd.elastic.TorchState(model, last=last, epoch=1)
+    torch.nn.init.constant_(model.weight, 2.0)
+    state.epoch, last.is_interrupted = 2, True
+    with pytest.raises(KeyboardInterrupt):
+        state.commit()
+    last.is_interrupted = False
+    state.restore()
+    assert (model.weight.item(), state.epoch) == (1.0, 1)
+
+
+def check_resets(hvd):
+    from hvd._elastic import State
+    called = []
+
+    class Mine(State):
+        _reset_callbacks = [lambda: called.append("callback")]
+
+        def reset(self):
+            called.append("reset")
+    Mine().on_reset()
+    assert called == ["reset", "callback"]
+
+
 def check_state():
     import hvd.torch as hvd
     hvd.init()
     for check in (check_parameters, check_optimizers, check_sync_batch_norm, check_batch_norms_at_once, check_elastic,
-                  check_what_is_saved_outlives_restores):
+                  check_what_is_saved_outlives_restores, check_objects_stay, check_saves_are_whole, check_resets):
         check(hvd)
 
 

@@ -65,6 +65,22 @@ void text_count(uint64_t count, char *text_p, size_t size)
     snprintf(text_p, size, "%s", grouped);
 }
 
+void text_cuda_version(uint32_t number, char *text_p, size_t size)
+{
+    if (number == 0)
+        snprintf(text_p, size, "-");
+    else
+        snprintf(text_p, size, "%u.%u", number / 1000, number % 1000 / 10);
+}
+
+void text_nccl_version(uint32_t number, char *text_p, size_t size)
+{
+    if (number == 0)
+        snprintf(text_p, size, "-");
+    else
+        snprintf(text_p, size, "%u.%u.%u", number / 10000, number % 10000 / 100, number % 100);
+}
+
 void text_process(const char *process, char *text_p, size_t size)
 {
     if (process[0] != '\0' && process[1] == '\0' && strchr("RSDTtZXI", process[0]) != NULL) {

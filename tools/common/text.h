@@ -13,6 +13,9 @@ void text_bytes(uint64_t bytes, char *text_p, size_t size);
 void text_duration(uint64_t ns, char *text_p, size_t size);
 /* "1,234,567". */
 void text_count(uint64_t count, char *text_p, size_t size);
+/* CUDA's number of a version, 13000: "13.0"; NCCL's, 22809: "2.28.9". 0: "-". */
+void text_cuda_version(uint32_t number, char *text_p, size_t size);
+void text_nccl_version(uint32_t number, char *text_p, size_t size);
 /* The state letter of /proc/PID/stat with its meaning, "stopped (T)"; longer words ("absent") stay
  * as they are. */
 void text_process(const char *process, char *text_p, size_t size);

@@ -5,12 +5,15 @@
 #include "base/fate.h"
 #include "base/huge.h"
 #include "base/listener.h"
+#include "base/runtime.h"
+#include "tools/common/ask.h"
+#include "tools/common/can.h"
 #include "tools/common/text.h"
 #include "tools/hvdctl/doctor.h"
 
-#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <glob.h>
 #include <hwloc.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -319,41 +322,124 @@ static void check_huge_pages(const struct ctl *ctl, struct ctl_finding *finding)
             path);
 }
 
-/* Opens a library and asks its `get_version(int *)`. */
-static bool library_version(const char *library, const char *get_version, int *version_p)
+/* ---- hvdd, and what its workers of GPUs would find ---- */
+
+/* Asked once: several checks want to know. */
+struct daemon_word {
+    bool is_asked, is_there;
+    struct hvd_admin_answer *reply;
+    char why[512];
+};
+
+static const struct daemon_word *ask_daemon(const struct ctl *ctl)
 {
-    void *handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
-    if (handle == NULL)
-        return false;
-    int (*ask)(int *) = NULL;
-    *(void **)&ask = dlsym(handle, get_version);
-    *version_p = 0;
-    if (ask != NULL && ask(version_p) != 0)
-        *version_p = 0;
-    dlclose(handle);
-    return true;
+    static struct daemon_word word;
+    if (!word.is_asked)
+        word.is_there = ctl_ask_daemon(ctl, &word.reply, word.why, sizeof word.why);
+    word.is_asked = true;
+    return &word;
+}
+
+/* The answer of hvdd-gpu --can, and why there is none. */
+struct worker_word {
+    bool is_asked, is_there;
+    char answer[8192], why[256];
+};
+
+static const struct worker_word *ask_workers(const struct ctl *ctl)
+{
+    static struct worker_word word;
+    const struct hvd_admin_answer *reply = ask_daemon(ctl)->reply;
+    struct can_of of = {NULL};
+    if (word.is_asked)
+        return &word;
+    if (reply != NULL && reply->daemon != NULL)
+        of = (struct can_of){reply->daemon->gpu_program, reply->daemon->gpu_kernels,
+                             reply->daemon->gpu_library_path};
+    const char *why = can_ask(&of, word.answer, sizeof word.answer);
+    word.is_asked = true;
+    word.is_there = why == NULL;
+    snprintf(word.why, sizeof word.why, "%s", why == NULL ? "" : why);
+    return &word;
+}
+
+static bool is_gpu_there(void)
+{
+    glob_t found;
+    const bool there = glob("/dev/nvidia[0-9]*", GLOB_NOSORT, NULL, &found) == 0;
+    globfree(&found);
+    return there;
+}
+
+/* Up to the end of its line. */
+static void copy_line(const char *line, char *text_p, size_t size)
+{
+    char raw[4096];
+    snprintf(raw, sizeof raw, "%.*s", (int)strcspn(line, "\n"), line);
+    text_safe(raw[0] != '\0' ? raw : "none", text_p, size);
+}
+
+/* Something that workers need: its number, or 0, and the finding says that it is missing. That matters where there is a GPU. */
+static uint32_t look_for(const struct ctl *ctl, const char *word, const char *next,
+                         struct ctl_finding *finding)
+{
+    const struct worker_word *said = ask_workers(ctl);
+    const bool matters = is_gpu_there();
+    const char *rest = "";
+    char text[sizeof finding->value];
+    const uint64_t number = said->is_there ? ask_number(said->answer, word, &rest) : 0;
+    if (number > 0)
+        return (uint32_t)number;
+    copy_line(rest, text, sizeof text);
+    if (!matters)
+        ctl_found(finding, CTL_CHECK_OK, "none; needed for tensors on GPUs alone");
+    else if (said->is_there)
+        ctl_found(finding, CTL_CHECK_NOTE, "%s", text);
+    else
+        ctl_found(finding, CTL_CHECK_NOTE, "not known: %s", said->why);
+    if (matters)
+        ctl_next(finding, "%s",
+                 said->is_there ? next
+                                : "install hvdd-gpu with hvdctl; hvdd's options gpu and "
+                                  "gpu-kernels say what it starts (hvdd.conf(5))");
+    return 0;
 }
 
 static void check_cuda(const struct ctl *ctl, struct ctl_finding *finding)
 {
-    int version;
-    (void)ctl;
-    if (library_version("libcuda.so.1", "cuDriverGetVersion", &version))
-        ctl_found(finding, CTL_CHECK_OK, "driver for CUDA %d.%d", version / 1000,
-                  version % 1000 / 10);
-    else
-        ctl_found(finding, CTL_CHECK_OK, "none; needed for tensors on GPUs alone");
+    char text[32];
+    const uint32_t number = look_for(
+        ctl, "driver",
+        "install NVIDIA's driver, 525 or newer; a container needs its libraries, too: with the "
+        "NVIDIA container runtime NVIDIA_DRIVER_CAPABILITIES has to name compute",
+        finding);
+    text_cuda_version(number, text, sizeof text);
+    if (number > 0)
+        ctl_found(finding, CTL_CHECK_OK, "driver for CUDA %s", text);
 }
 
 static void check_nccl(const struct ctl *ctl, struct ctl_finding *finding)
 {
-    int version;
-    (void)ctl;
-    if (library_version("libnccl.so.2", "ncclGetVersion", &version))
-        ctl_found(finding, CTL_CHECK_OK, "%d.%d.%d", version / 10000, version % 10000 / 100,
-                  version % 100);
-    else
-        ctl_found(finding, CTL_CHECK_OK, "none; needed for ranks on several GPUs alone");
+    char text[32];
+    const uint32_t number = look_for(
+        ctl, "nccl",
+        "for ranks on several GPUs: pip install nvidia-nccl-cu13, and name its site-packages in "
+        "hvdd's gpu-library-path, or libnccl.so.2 itself in HVD_NCCL_LIB",
+        finding);
+    text_nccl_version(number, text, sizeof text);
+    if (number > 0)
+        ctl_found(finding, CTL_CHECK_OK, "%s", text);
+}
+
+static void check_gpu_kernels(const struct ctl *ctl, struct ctl_finding *finding)
+{
+    const uint32_t number =
+        look_for(ctl, "kernels",
+                 "build hvdd where nvcc is, or name a file of kernels in hvdd's gpu-kernels; "
+                 "HVD_GPU=staged does without",
+                 finding);
+    if (number > 0)
+        ctl_found(finding, CTL_CHECK_OK, "there");
 }
 
 static void check_systemd(const struct ctl *ctl, struct ctl_finding *finding)
@@ -369,14 +455,14 @@ static void check_systemd(const struct ctl *ctl, struct ctl_finding *finding)
 
 /* A directory that must be ours and closed to others, if it exists. False after a problem was
  * noted. */
-static bool check_own_dir(const char *path, bool must_exist, struct ctl_finding *finding)
+static bool check_own_dir(const char *path, struct ctl_finding *finding)
 {
     struct stat st;
     if (lstat(path, &st) != 0) {
-        if (!must_exist && errno == ENOENT)
+        if (errno == ENOENT)
             return true;
         ctl_found(finding, CTL_CHECK_PROBLEM, "%s: %s", path, strerror(errno));
-        ctl_next(finding, "create it (mode 0700), or unset XDG_RUNTIME_DIR");
+        ctl_next(finding, "create it (mode 0700)");
         return false;
     }
     if (S_ISDIR(st.st_mode) && st.st_uid == geteuid() && (st.st_mode & 077) == 0)
@@ -388,16 +474,30 @@ static bool check_own_dir(const char *path, bool must_exist, struct ctl_finding 
     return false;
 }
 
+/* The variable is set, and hvi_runtime_dir has not taken it. */
+static void note_unusable(const char *path, struct ctl_finding *finding)
+{
+    struct stat st;
+    if (stat(path, &st) != 0)
+        ctl_found(finding, CTL_CHECK_NOTE, "XDG_RUNTIME_DIR: %s: %s; /tmp will do", path,
+                  strerror(errno));
+    else
+        ctl_found(finding, CTL_CHECK_NOTE,
+                  "XDG_RUNTIME_DIR: %s: owner %u, mode %04o: not used, /tmp will do", path,
+                  (unsigned)st.st_uid, (unsigned)(st.st_mode & 07777));
+    ctl_next(finding, "make it a directory of yours (mode 0700), or unset XDG_RUNTIME_DIR");
+}
+
 static void check_runtime_dir(const struct ctl *ctl, struct ctl_finding *finding)
 {
     char fallback[64];
     (void)ctl;
-    const char *runtime = getenv("XDG_RUNTIME_DIR");
-    const bool given = runtime != NULL && runtime[0] != '\0';
-    if (given && !check_own_dir(runtime, true, finding))
+    const char *named = getenv("XDG_RUNTIME_DIR");
+    const char *runtime = hvi_runtime_dir(geteuid());
+    if (runtime != NULL && !check_own_dir(runtime, finding))
         return;
     snprintf(fallback, sizeof fallback, "/tmp/hvdd-%u", (unsigned)geteuid());
-    if (!check_own_dir(fallback, false, finding))
+    if (!check_own_dir(fallback, finding))
         return;
     if (access("/tmp", W_OK) != 0) {
         ctl_found(finding, CTL_CHECK_PROBLEM, "/tmp is not writable: %s", strerror(errno));
@@ -405,7 +505,11 @@ static void check_runtime_dir(const struct ctl *ctl, struct ctl_finding *finding
                  "private daemons live in $XDG_RUNTIME_DIR or /tmp: make one of them usable");
         return;
     }
-    ctl_found(finding, CTL_CHECK_OK, "%s", given ? runtime : "no XDG_RUNTIME_DIR; /tmp will do");
+    if (runtime == NULL && named != NULL && named[0] != '\0')
+        note_unusable(named, finding);
+    else
+        ctl_found(finding, CTL_CHECK_OK, "%s",
+                  runtime != NULL ? runtime : "no XDG_RUNTIME_DIR; /tmp will do");
 }
 
 /* A restart or a stop drains, and then ends the jobs that still run (hvdd(8), SYSTEMD). */
@@ -423,26 +527,23 @@ static void next_upgraded(struct ctl_finding *finding, const char *runtime_dir)
 
 static void check_daemon(const struct ctl *ctl, struct ctl_finding *finding)
 {
-    struct hvd_admin_answer *reply;
-    char why[512];
-    if (!ctl_ask_daemon(ctl, &reply, why, sizeof why)) {
-        ctl_found(finding, CTL_CHECK_NOTE, "none: %.200s", why);
+    const struct daemon_word *word = ask_daemon(ctl);
+    const struct hvd_admin_daemon *daemon = word->reply != NULL ? word->reply->daemon : NULL;
+    if (!word->is_there) {
+        ctl_found(finding, CTL_CHECK_NOTE, "none: %.200s", word->why);
         ctl_next(finding,
                  "start one (hvdd, or systemctl start hvdd), or let hvdrun start a private one");
-        return;
-    }
-    if (reply == NULL || reply->daemon == NULL) {
-        ctl_found(finding, CTL_CHECK_PROBLEM, "answers with an error: %.200s", why);
+    } else if (daemon == NULL) {
+        ctl_found(finding, CTL_CHECK_PROBLEM, "answers with an error: %.200s", word->why);
         ctl_next(finding, "install the same version of hvdd and hvdctl (%s)", HVD_VERSION_TEXT);
-    } else if (strcmp(reply->daemon->version, HVD_VERSION_TEXT) != 0) {
-        ctl_found(finding, CTL_CHECK_NOTE, "%s, pid %d; hvdctl is %s", reply->daemon->version,
-                  (int)reply->daemon->pid, HVD_VERSION_TEXT);
-        next_upgraded(finding, reply->daemon->runtime_dir);
+    } else if (strcmp(daemon->version, HVD_VERSION_TEXT) != 0) {
+        ctl_found(finding, CTL_CHECK_NOTE, "%s, pid %d; hvdctl is %s", daemon->version,
+                  (int)daemon->pid, HVD_VERSION_TEXT);
+        next_upgraded(finding, daemon->runtime_dir);
     } else {
-        ctl_found(finding, CTL_CHECK_OK, "%s, pid %d, in %s", reply->daemon->version,
-                  (int)reply->daemon->pid, reply->daemon->runtime_dir);
+        ctl_found(finding, CTL_CHECK_OK, "%s, pid %d, in %s", daemon->version, (int)daemon->pid,
+                  daemon->runtime_dir);
     }
-    hvd_admin_answer_free(reply);
 }
 
 const struct ctl_check ctl_checks[] = {
@@ -461,6 +562,7 @@ const struct ctl_check ctl_checks[] = {
     {"systemd", check_systemd},
     {"CUDA driver", check_cuda},
     {"NCCL", check_nccl},
+    {"GPU kernels", check_gpu_kernels},
     {"hvdd", check_daemon},
     {NULL, NULL},
 };

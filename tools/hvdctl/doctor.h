@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * One check of `hvdctl doctor`: looks at one thing of this machine, or of a peer, and says what it found.
- * Main thread; a check takes about a second at most, those of a name or a peer some seconds. */
+ * Main thread; a check takes about a second at most, those of a name or a peer some seconds. The first that asks
+ * hvdd-gpu waits for it, 20 s at most. */
 #ifndef HVI_TOOLS_HVDCTL_DOCTOR_H
 #define HVI_TOOLS_HVDCTL_DOCTOR_H
 
@@ -18,7 +19,7 @@ struct ctl_figure {
 
 struct ctl_finding {
     enum ctl_verdict verdict;
-    char value[256];
+    char value[1024];
     char next[256]; /* what to do; "" when there is nothing to do */
     struct ctl_figure figures[2];
 };

@@ -147,6 +147,17 @@ static bool give_to_service(const char *path)
     return user == NULL || lchown(path, user->pw_uid, user->pw_gid) == 0;
 }
 
+/* Without --dir the key is the service's, so root makes it only where that user is. */
+static bool has_service(const struct ctl *ctl)
+{
+    if (ctl->dir != NULL || geteuid() != 0 || getpwnam(SERVICE_USER) != NULL)
+        return true;
+    ctl_complain(ctl, HVI_ERR_NOT_FOUND,
+                 "there is no user " SERVICE_USER ", to whom the key has to belong: run "
+                 "systemd-sysusers first");
+    return false;
+}
+
 static bool make_folder(const char *path)
 {
     return (mkdir(path, 0755) == 0 && chmod(path, 0755) == 0) || errno == EEXIST;
@@ -154,15 +165,17 @@ static bool make_folder(const char *path)
 
 static int new_node(const struct ctl *ctl, const char *given)
 {
-    char name[HVI_NODE_NAME_MAX + 1] = "", public[MESH_KEY_ROOM], secret[MESH_KEY_ROOM];
+    char name[HOST_NAME_MAX + 1] = "", public[MESH_KEY_ROOM], secret[MESH_KEY_ROOM];
     char line[MESH_KEY_TEXT], text[2 * PATH_MAX + 256];
     struct folder folder;
     const char *why = NULL;
 
-    if (given == NULL && gethostname(name, sizeof(name) - 1) == 0)
+    if (given == NULL && gethostname(name, sizeof(name)) == 0)
         given = name;
     if (!find_folder(ctl, &folder) || check_name(ctl, given != NULL ? given : "") != CTL_OK)
         return CTL_USAGE;
+    if (!has_service(ctl))
+        return CTL_REFUSED;
     if (ctl->dir == NULL && !make_folder(KEY_PARENT))
         return fail(ctl, KEY_PARENT, strerror(errno));
     if (!make_folder(folder.path))

@@ -223,6 +223,15 @@ static void add_known_bytes(struct ctl_table *table, uint64_t bytes)
         ctl_table_add(table, CTL_PLAIN, "-");
 }
 
+static void add_versions(struct ctl_table *table, const struct hvd_admin_gpu *row)
+{
+    char cuda[32], nccl[32];
+    text_cuda_version(row->driver_version, cuda, sizeof cuda);
+    text_nccl_version(row->nccl_version, nccl, sizeof nccl);
+    ctl_table_add(table, CTL_PLAIN, "%s", cuda);
+    ctl_table_add(table, CTL_PLAIN, "%s", nccl);
+}
+
 static void add_gpu_memory(struct ctl_table *table, const struct hvd_admin_gpu *row)
 {
     if (row->staging_bytes > 0) /* it is up, or was */
@@ -240,9 +249,9 @@ void ctl_show_gpus(const struct ctl *ctl, const struct hvd_admin_answer *reply,
                    const struct hvd_admin_gpu *gpus)
 {
     static const struct ctl_column columns[] = {
-        {"GPU", false}, {"NAME", false},  {"JOB", false},     {"USER", false},
-        {"PID", true},  {"STATE", false}, {"IMPORTED", true}, {"STAGING", true},
-        {"OWN", true},  {"FREE", true},   {"COMMS", true},    {"NVLINK", false}};
+        {"GPU", false},   {"NAME", false},    {"JOB", false},    {"USER", false}, {"PID", true},
+        {"STATE", false}, {"IMPORTED", true}, {"STAGING", true}, {"OWN", true},   {"FREE", true},
+        {"COMMS", true},  {"NVLINK", false},  {"CUDA", false},   {"NCCL", false}};
     if (reply->daemon != NULL && reply->daemon->gpu_mps[0] != '\0')
         line(ctl, "MPS", "%s", reply->daemon->gpu_mps);
     if (reply->gpu_count == 0) {
@@ -259,6 +268,7 @@ void ctl_show_gpus(const struct ctl *ctl, const struct hvd_admin_answer *reply,
         add_number(table, row->pid);
         ctl_table_add(table, CTL_PLAIN, "%s", row->state);
         add_gpu_memory(table, row);
+        add_versions(table, row);
     }
     finish(ctl, table, reply->rows_left_out);
 }

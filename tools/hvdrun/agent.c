@@ -6,11 +6,14 @@
 #include "tools/hvdrun/agent.h"
 
 #include "base/clock.h"
+#include "base/interface.h"
 #include "base/status.h"
 #include "base/utf8.h"
 #include "tools/hvdrun/channel.h"
 #include "tools/hvdrun/divide.h"
+#include "tools/hvdrun/end.h"
 #include "tools/hvdrun/node.h"
+#include "tools/hvdrun/route.h"
 #include "tools/hvdrun/self.h"
 #include "tools/hvdrun/start.h"
 #include "tools/hvdrun/words.h"
@@ -23,6 +26,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/signalfd.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #define LAST_WORDS_NS (5 * HVI_NS_SEC) /* for output on its way when everything has ended */
@@ -53,10 +57,10 @@ struct agent {
     struct run_buffer input;
     bool input_ends;
 
-    uint64_t heard_ns, looked_ns; /* when a message came, and when we have last run */
-    bool paused;                  /* hvdrun has been stopped by the user, as its ranks have */
-    bool lost;                    /* hvdrun is gone */
-    uint64_t kill_at_ns;
+    uint64_t heard_ns, looked_ns;     /* when a message came, and when we have last run */
+    bool paused;                      /* hvdrun has been stopped by the user, as its ranks have */
+    bool lost;                        /* hvdrun is gone */
+    uint64_t kill_at_ns, stuck_at_ns; /* SIGKILL, and the end without what that does not end */
 };
 
 static void send_message(struct agent *agent, const struct hvi_launch_msg *msg)
@@ -259,10 +263,35 @@ static const char *if_any(const char *text)
     return text[0] != '\0' ? text : NULL;
 }
 
+/* The address by which the others reach the host of rank 0, where there is a wish: hvdrun, which is on
+ * another machine as a rule, cannot know it. There its hvdd listens, unless hvdrun says where. False with
+ * a sentence. */
+static bool choose_address(struct agent *agent, char *address_p, size_t size, char *text_p,
+                           size_t text_size)
+{
+    char *listen = agent->start.mesh_listen;
+    const bool needed = strcmp(listen, RUN_ROUTE_ANYWHERE) == 0;
+    const char *wish = run_route_wish();
+    struct hvi_interface chosen;
+    if (agent->places[0].rank != 0 || wish == NULL || (listen[0] != '\0' && !needed))
+        return true;
+    if (hvi_interface_find(wish, AF_UNSPEC, &chosen, text_p, text_size) != HVI_OK)
+        return !needed;
+    snprintf(address_p, size, "%s", chosen.address);
+    if (needed)
+        run_route_place(listen, sizeof agent->start.mesh_listen, chosen.address, 0);
+    return true;
+}
+
 static void open_node(struct agent *agent)
 {
     char text[2048];
     struct hvi_launch_msg ready = {.kind = HVI_LAUNCH_READY};
+    struct hvi_launch_ready *said = &ready.ready;
+    if (!choose_address(agent, said->address, sizeof said->address, text, sizeof text)) {
+        fail(agent, 1, text);
+        return;
+    }
     agent->plan = (struct run_node_plan){
         .options = &agent->options,
         .heritage = &agent->heritage,
@@ -287,8 +316,8 @@ static void open_node(struct agent *agent)
         return;
     }
     if (agent->places[0].rank == 0)
-        ready.ready.torch_port = (uint32_t)run_start_free_port();
-    ready.ready.mesh_port = run_daemon_mesh_port(&agent->node.daemon);
+        said->torch_port = (uint32_t)run_start_free_port();
+    said->mesh_port = run_daemon_mesh_port(&agent->node.daemon);
     send_message(agent, &ready);
 }
 
@@ -489,9 +518,10 @@ static void tick_end(struct agent *agent, uint64_t now_ns)
         return;
     if (agent->kill_at_ns != 0 && now_ns >= agent->kill_at_ns && agent->node.alive > 0) {
         agent->kill_at_ns = HVI_NEVER;
+        agent->stuck_at_ns = hvi_deadline_after((int64_t)RUN_END_STUCK_NS);
         run_node_signal(&agent->node, SIGKILL);
     }
-    if (agent->node.alive == 0)
+    if (agent->node.alive == 0 || (agent->stuck_at_ns != 0 && now_ns >= agent->stuck_at_ns))
         run_node_end(&agent->node, false);
 }
 
@@ -618,6 +648,8 @@ static uint64_t next_time(const struct agent *agent)
     const uint64_t silence_ns = agent->lost ? 0 : agent->start.silence_ns;
     uint64_t next_ns = agent->gone_on ? run_node_next_ns(&agent->node) : HVI_NEVER;
     next_ns = run_polls_earlier(next_ns, agent->kill_at_ns);
+    if (agent->node.stage == RUN_RUNNING)
+        next_ns = run_polls_earlier(next_ns, agent->stuck_at_ns);
     return silence_ns != 0 ? run_polls_earlier(next_ns, agent->looked_ns + silence_ns / 4)
                            : next_ns;
 }

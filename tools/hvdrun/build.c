@@ -5,12 +5,10 @@
 #include "base/status.h"
 #include "hvd/hvd_admin.h"
 #include "tools/common/ask.h"
+#include "tools/common/can.h"
 
-#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #define HVDD_NS   (5 * HVI_NS_SEC)
 #define ANSWER_NS (20 * HVI_NS_SEC) /* a Python on a slow file system, not one that hangs */
@@ -48,73 +46,19 @@ static void take_answer(char *answer, struct run_build *build)
             build->frameworks[i] |= strcmp(line, frameworks[i].module) == 0;
 }
 
-/* Whether only root or this user can have written what is there. A folder on the way may be one as /tmp, whose entries are safe. */
-static bool is_own(const char *path, bool is_on_the_way)
-{
-    struct stat st;
-    return lstat(path, &st) == 0 && (st.st_uid == 0 || st.st_uid == geteuid()) &&
-           (S_ISLNK(st.st_mode) || (st.st_mode & 022) == 0 ||
-            (is_on_the_way && (st.st_mode & S_ISVTX) != 0));
-}
-
-/* The same of each folder on the way: a user that can write one of them can put another file there. Cuts `path`. */
-static bool is_way_own(char *path)
-{
-    bool own = path[0] == '/' && is_own("/", true) && is_own(path, false);
-    for (char *slash = strrchr(path, '/'); own && slash != path; slash = strrchr(path, '/')) {
-        *slash = '\0';
-        own = is_own(path, true);
-    }
-    return own;
-}
-
-/* Whether only root or this user can have written each path of a list, or put it there. What hvdd says comes through its gate,
- * which strangers talk to. */
-static bool is_nobody_elses(const char *list)
-{
-    char path[256], real[PATH_MAX];
-    size_t length;
-    for (const char *at = list; *at != '\0'; at += length + (at[length] != '\0')) {
-        length = strcspn(at, ":");
-        if (length == 0)
-            continue;
-        if ((size_t)snprintf(path, sizeof path, "%.*s", (int)length, at) >= sizeof path ||
-            realpath(path, real) == NULL || !is_way_own(path) || !is_way_own(real))
-            return false;
-    }
-    return true;
-}
-
-static const char *ask_named(const struct hvd_admin_daemon *daemon, char *answer_p, size_t size)
-{
-    char *const argv[] = {(char *)(uintptr_t)daemon->gpu_program, (char[]){"--can"},
-                          (char *)(uintptr_t)daemon->gpu_kernels,
-                          (char *)(uintptr_t)daemon->gpu_library_path, NULL};
-    if (daemon->gpu_program[0] == '\0')
-        return "hvdd starts no workers";
-    if (access(daemon->gpu_program, X_OK) != 0)
-        return ask_worker("--can", ANSWER_NS, answer_p, size);
-    if (daemon->gpu_kernels[0] != '\0' && access(daemon->gpu_kernels, F_OK) != 0)
-        return "hvdd's kernels are not there";
-    if (!is_nobody_elses(daemon->gpu_program) || !is_nobody_elses(daemon->gpu_kernels) ||
-        !is_nobody_elses(daemon->gpu_library_path))
-        return ask_worker("--can", ANSWER_NS, answer_p, size);
-    return ask_program(argv, ANSWER_NS, answer_p, size);
-}
-
-/* Why there is no answer, as of ask_program. The worker is the running hvdd's; where none answers, or what it names is not to be
- * seen from here (a container) or may be another user's, that beside this program. */
 static const char *ask_what_workers_find(const char *address, char *answer_p, size_t size)
 {
     struct hvd_admin *admin = NULL;
     struct hvd_admin_request request;
     struct hvd_admin_answer *reply = NULL;
+    struct can_of of = {NULL};
     hvd_admin_request_init(&request, HVD_ADMIN_STATUS);
     if (hvd_admin_open(address, &admin) == HVI_OK)
         (void)hvd_admin_ask(admin, &request, (int64_t)HVDD_NS, &reply);
-    const char *why = reply != NULL && reply->daemon != NULL
-                          ? ask_named(reply->daemon, answer_p, size)
-                          : ask_worker("--can", ANSWER_NS, answer_p, size);
+    if (reply != NULL && reply->daemon != NULL)
+        of = (struct can_of){reply->daemon->gpu_program, reply->daemon->gpu_kernels,
+                             reply->daemon->gpu_library_path};
+    const char *why = can_ask(&of, answer_p, size);
     hvd_admin_answer_free(reply);
     hvd_admin_close(admin);
     return why;

@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "base/mps.h"
+#include "base/runtime.h"
 #include "base/status.h"
 #include "base/types.h"
 #include "base/utf8.h"
@@ -26,11 +27,10 @@
 #define ARGUMENTS_MAX  24
 #define ARGUMENT_BYTES 64
 
-static bool is_usable(const char *parent)
+static const char *find_parent(void)
 {
-    struct stat st;
-    return parent != NULL && parent[0] == '/' && strlen(parent) + 16 <= HVD_ADMIN_DIR_MAX &&
-           stat(parent, &st) == 0 && st.st_uid == geteuid() && access(parent, W_OK) == 0;
+    const char *runtime = hvi_runtime_dir(geteuid());
+    return runtime != NULL && strlen(runtime) + 16 <= HVD_ADMIN_DIR_MAX ? runtime : "/tmp";
 }
 
 /* mkdtemp would make the directory before the guard can know its name. */
@@ -39,8 +39,7 @@ static int make_dir(struct run_guard *guard, struct run_daemon *daemon, char *te
     static const char letters[] = "abcdefghijklmnopqrstuvwxyz0123456789";
     unsigned char random[6];
     char name[sizeof random + 1] = "";
-    const char *runtime = getenv("XDG_RUNTIME_DIR");
-    const char *parent = is_usable(runtime) ? runtime : "/tmp";
+    const char *parent = find_parent();
     int error = EIO;
     for (int tries = 0; tries < NAME_TRIES; tries++) {
         if (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random)

@@ -170,10 +170,10 @@ unsigned run_display_flush(struct run_display *display)
     unsigned gone = 0;
     for (int i = 0; i < 2; i++) {
         struct run_sink *sink = &display->sinks[i];
-        const int before = sink->error;
         run_sink_flush(sink);
-        if (sink->error == before)
+        if (sink->error == 0 || sink->told)
             continue;
+        sink->told = true; /* a sentence of our own may have met it before */
         if (!sink->gone)
             run_display_say(display, "cannot write to %s: %s; its output is dropped from here on",
                             sink == display->out ? "stdout" : "stderr", strerror(sink->error));

@@ -3,8 +3,8 @@
  * errors of their ops, print them and end by themselves as a rule. Ranks that still run then get
  * SIGTERM, and SIGKILL after the grace time. After a signal from outside (which every rank has got
  * too) a failing rank is expected: the others then have the grace time to finish before SIGTERM, and
- * as long again before SIGKILL. A second SIGINT or SIGTERM kills. When every rank has ended, what
- * they have left running follows: node.c. */
+ * as long again before SIGKILL. A second SIGINT or SIGTERM, 200 ms later or more, kills. When every
+ * rank has ended, what they have left running follows: node.c. */
 #include "tools/hvdrun/end.h"
 
 #include "base/clock.h"
@@ -56,12 +56,21 @@ __attribute__((format(printf, 2, 3))) static void say(const struct run_end *end,
     end->hands.say(end->hands.context, text);
 }
 
+/* A rank that is alive when the job is over is stuck in the kernel. */
+static void describe_fate(struct hvi_fate fate, char *text_p, size_t size)
+{
+    if (fate.kind == HVI_FATE_ALIVE)
+        snprintf(text_p, size, "is held by the kernel: SIGKILL does not end it");
+    else
+        hvi_fate_describe(fate, text_p, size);
+}
+
 /* ---- summary ---- */
 
 static void describe(const struct run_outcome *rank, bool first, char *text_p, size_t size)
 {
     char fate[128];
-    hvi_fate_describe(rank->fate, fate, sizeof fate);
+    describe_fate(rank->fate, fate, sizeof fate);
     const bool by_us = rank->told && rank->fate.kind == HVI_FATE_SIGNALED;
     if (rank->pid == 0)
         snprintf(text_p, size, "never started");
@@ -186,7 +195,7 @@ static void plan_end(struct run_end *end)
     const uint64_t wait_ns =
         end->stop_signal == 0 ? end->options->report_ns : end->options->grace_ns;
     end->hands.mute(end->hands.context);
-    if (end->term_at_ns == 0 && end->kill_at_ns == 0)
+    if (end->term_at_ns == 0 && end->kill_at_ns == 0 && !end->killed)
         end->term_at_ns = hvi_deadline_after((int64_t)wait_ns);
 }
 
@@ -195,7 +204,7 @@ static void say_end(const struct run_end *end, int rank)
 {
     char fate[128];
     const struct run_outcome *outcome = &end->ranks[rank];
-    hvi_fate_describe(outcome->fate, fate, sizeof fate);
+    describe_fate(outcome->fate, fate, sizeof fate);
     say(end, "rank %d (pid %d)%s%s %s", rank, (int)outcome->pid,
         outcome->host != NULL ? " on " : "", outcome->host != NULL ? outcome->host : "", fate);
 }
@@ -207,7 +216,8 @@ static void first_failure(struct run_end *end, const struct run_exit *failed)
     end->ranks[rank].fate = failed->fate;
     end->exit_code = run_end_exit_code(failed->fate);
     const bool asked =
-        failed->fate.kind == HVI_FATE_SIGNALED && failed->fate.code == end->stop_signal;
+        failed->fate.kind == HVI_FATE_ALIVE || /* it was killed, and is named already */
+        (failed->fate.kind == HVI_FATE_SIGNALED && failed->fate.code == end->stop_signal);
     if (!asked)
         say_end(end, rank);
     if (!asked && end->alive + end->waiting > 0)
@@ -283,8 +293,8 @@ void run_end_exited(struct run_end *end, const struct run_exit *exits, size_t co
         rank->ended = true;
         end->alive--;
     }
-    for (size_t i = 0; i < count && end->options->verbose; i++)
-        if (!exits[i].dying)
+    for (size_t i = 0; i < count; i++)
+        if ((end->options->verbose && !exits[i].dying) || exits[i].fate.kind == HVI_FATE_ALIVE)
             say_end(end, exits[i].index);
     const struct run_exit *first = pick_first(exits, count);
     if (first != NULL)
@@ -308,6 +318,8 @@ static void kill_all(struct run_end *end)
     end->killed = true;
     end->term_at_ns = 0;
     end->kill_at_ns = 0;
+    if (end->stuck_at_ns == 0)
+        end->stuck_at_ns = hvi_deadline_after((int64_t)RUN_END_STUCK_NS);
     tell_running(end, SIGKILL);
 }
 
@@ -332,19 +344,30 @@ void run_end_not_started(struct run_end *end, int ranks)
     check_over(end);
 }
 
+static void kill_by_signal(struct run_end *end, int signal_number)
+{
+    say(end, "received signal %d (SIG%s) again; killing", signal_number,
+        sigabbrev_np(signal_number));
+    end->impatient = true;
+    kill_all(end);
+}
+
 void run_end_signal(struct run_end *end, int signal_number)
 {
-    if (end->options->verbose || (run_self_asks_to_end(signal_number) && end->stop_signal == 0))
-        say(end, "received signal %d (SIG%s); passed on to every rank", signal_number,
-            sigabbrev_np(signal_number));
-    if (run_self_asks_to_end(signal_number) && end->stop_signal != 0 && signal_number != SIGHUP) {
-        say(end, "received signal %d (SIG%s) again; killing", signal_number,
-            sigabbrev_np(signal_number));
-        end->impatient = true;
-        kill_all(end);
+    const uint64_t now_ns = hvi_clock_ns();
+    const bool asks = run_self_asks_to_end(signal_number);
+    const bool again = asks && end->stop_signal != 0 && signal_number != SIGHUP;
+    if (again && now_ns - end->stopped_ns >= RUN_END_APART_NS) {
+        kill_by_signal(end, signal_number);
         return;
     }
-    if (run_self_asks_to_end(signal_number)) {
+    if (again && signal_number == end->stop_signal)
+        return;
+    if (end->options->verbose || (asks && end->stop_signal == 0))
+        say(end, "received signal %d (SIG%s); passed on to every rank", signal_number,
+            sigabbrev_np(signal_number));
+    if (asks) {
+        end->stopped_ns = end->stop_signal == 0 ? now_ns : end->stopped_ns;
         end->stop_signal = signal_number;
         end->hands.mute(end->hands.context);
     }
@@ -353,8 +376,23 @@ void run_end_signal(struct run_end *end, int signal_number)
         raise(SIGSTOP);
 }
 
+/* Ranks in a call of the kernel that nothing ends (a file server that is gone, a driver). */
+static void give_up_stuck(struct run_end *end)
+{
+    end->stuck_at_ns = HVI_NEVER;
+    for (int i = 0; i < end->count; i++) {
+        const struct run_outcome *rank = &end->ranks[i];
+        const struct run_exit stuck = {
+            .index = i, .pid = rank->pid, .fate = {.kind = HVI_FATE_ALIVE}};
+        if (rank->pid > 0 && !rank->ended)
+            run_end_exited(end, &stuck, 1);
+    }
+}
+
 void run_end_tick(struct run_end *end, uint64_t now_ns)
 {
+    if (end->stuck_at_ns != 0 && now_ns >= end->stuck_at_ns)
+        give_up_stuck(end);
     if (end->look_until_ns != 0 && now_ns >= end->look_until_ns)
         blame_suspect(end);
     if (end->term_at_ns != 0 && now_ns >= end->term_at_ns)
@@ -370,5 +408,8 @@ uint64_t run_end_next_ns(const struct run_end *end)
 {
     uint64_t next_ns = run_polls_earlier(HVI_NEVER, end->term_at_ns);
     next_ns = run_polls_earlier(next_ns, end->look_until_ns);
-    return end->alive > 0 ? run_polls_earlier(next_ns, end->kill_at_ns) : next_ns;
+    if (end->alive == 0)
+        return next_ns;
+    next_ns = run_polls_earlier(next_ns, end->stuck_at_ns);
+    return run_polls_earlier(next_ns, end->kill_at_ns);
 }

@@ -4,9 +4,17 @@
 #ifndef HVI_TOOLS_HVDRUN_END_H
 #define HVI_TOOLS_HVDRUN_END_H
 
+#include "base/clock.h"
 #include "tools/hvdrun/node.h"
 
 #include <stdio.h>
+
+/* Two signals that ask to end and are closer together than this do not kill: timeout(1) sends its own to
+ * the process and to its group, and what passes on Ctrl-C may be in the terminal's group with hvdrun. */
+#define RUN_END_APART_NS (200 * HVI_NS_MS)
+
+/* What SIGKILL has not ended after this time is stuck in the kernel; as for what ranks leave: node.c. */
+#define RUN_END_STUCK_NS (5 * HVI_NS_SEC)
 
 struct run_outcome {
     pid_t pid; /* 0: not started */
@@ -39,7 +47,9 @@ struct run_end {
     int first_failed; /* rank, -1: none */
     int exit_code;
     int stop_signal;                 /* the first one from outside that asks to end; 0: none */
+    uint64_t stopped_ns;             /* when it came */
     uint64_t term_at_ns, kill_at_ns; /* for ranks that still run; 0: not planned */
+    uint64_t stuck_at_ns;            /* what SIGKILL has not ended then is given up; 0: not sent */
     struct run_exit suspect; /* has failed; another rank, that was killed, may be the reason */
     uint64_t look_until_ns;  /* 0: nobody is looking */
     bool killed, over;
@@ -63,7 +73,7 @@ void run_end_looked(struct run_end *end);
 void run_end_give_up(struct run_end *end);
 /* A signal from outside. */
 void run_end_signal(struct run_end *end, int signal_number);
-/* What time alone brings: SIGTERM, SIGKILL. */
+/* What time alone brings: SIGTERM, SIGKILL, and the end of the job without ranks that it does not end. */
 void run_end_tick(struct run_end *end, uint64_t now_ns);
 /* The next time for run_end_tick; HVI_NEVER for none. */
 uint64_t run_end_next_ns(const struct run_end *end);

@@ -153,7 +153,8 @@ void run_flags_help(FILE *out, const char *program)
         "\nWhen a process fails the others get SIGTERM, and after the grace time SIGKILL; hvdrun\n"
         "returns the first failing exit code (128 + signal for a signal). SIGINT, SIGTERM,\n"
         "SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are passed on to every process and what it has\n"
-        "started; a second SIGINT or SIGTERM kills. Rank 0 has hvdrun's standard input.\n"
+        "started; a second SIGINT or SIGTERM kills, 200 ms later or more. Rank 0 has hvdrun's\n"
+        "standard input.\n"
         "Exit status of hvdrun itself: 2 usage, 126 and 127 as in a shell, 128 + signal for one "
         "that\n"
         "interrupted the start, 1 otherwise.\n",

@@ -2,7 +2,8 @@
  * The guard holds the reading end of a pipe whose only writer is hvdrun. Messages say what there is
  * to clean up; end of file without a MESSAGE_BYE means that hvdrun is dead. The guard has a process
  * group of its own, keeps hvdrun's signals blocked and none of its descriptors, so nobody waits for
- * end of file because of it. */
+ * end of file because of it. Neither its name nor its command line has hvdrun's words in it: pkill -9
+ * with one of these does not meet it. */
 #include "tools/hvdrun/guard.h"
 
 #include "base/clock.h"
@@ -20,6 +21,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#define NAME      "hvd-guard"
 #define DAEMON_NS (8 * HVI_NS_SEC) /* how long a private hvdd may take to follow us */
 
 enum message_kind { MESSAGE_ADD, MESSAGE_DROP, MESSAGE_DIR, MESSAGE_DAEMON, MESSAGE_BYE };
@@ -82,6 +84,24 @@ static void clean_up(const struct duty *duty)
         run_daemon_remove_dir(duty->dir);
 }
 
+static char *words; /* of hvdrun's command line, in its one place */
+static size_t words_bytes;
+
+void run_guard_keep_words(int argc, char **argv)
+{
+    words = argv[0];
+    words_bytes = argc > 0 ? (size_t)(argv[argc - 1] + strlen(argv[argc - 1]) + 1 - argv[0]) : 0;
+}
+
+static void take_name(void)
+{
+    prctl(PR_SET_NAME, NAME);
+    if (words_bytes < sizeof NAME)
+        return;
+    memset(words, 0, words_bytes);
+    memcpy(words, NAME, sizeof NAME);
+}
+
 static void drop_descriptors(int keep)
 {
     const int null_fd = open("/dev/null", O_RDWR);
@@ -98,7 +118,7 @@ _Noreturn static void guard_main(int fd)
     struct message message;
     ssize_t length;
     setpgid(0, 0);
-    prctl(PR_SET_NAME, "hvdrun-guard");
+    take_name();
     drop_descriptors(fd);
     do {
         length = read(fd, &message, sizeof message);
@@ -170,6 +190,7 @@ void run_guard_stop(struct run_guard *guard)
     tell(guard, MESSAGE_BYE, 0, "");
     if (guard->fd >= 0)
         close(guard->fd);
+    kill(guard->pid, SIGKILL); /* it may be stopped, and has nothing to do any more */
     waitpid(guard->pid, NULL, 0);
     *guard = (struct run_guard){.fd = -1};
 }

@@ -12,6 +12,8 @@ struct run_guard {
     int fd;    /* its death is how the guard learns of ours */
 };
 
+/* main's own: a guard takes its name in the place of these words. Without them its command line is hvdrun's. */
+void run_guard_keep_words(int argc, char **argv);
 /* Call before any thread exists. 0 or an errno. */
 int run_guard_start(struct run_guard *guard_p);
 /* A process group that must not outlive us, and later that it is gone. A new process says the first

@@ -115,18 +115,30 @@ static bool parse_slots(const char *text, size_t length, long *slots_p)
     return text_parse_int(number, 0, SLOTS_MAX, slots_p) == 0;
 }
 
-/* "name", "name:4", "[::1]", "[::1]:4". False for anything else. */
+/* "me@" before the bracket of an IPv6 address; its length. */
+static size_t user_length(const char *entry, size_t length)
+{
+    const char *at = memchr(entry, '@', length);
+    const size_t user = at != NULL ? (size_t)(at - entry) : 0;
+    return user > 0 && user + 1 < length && at[1] == '[' && is_name(entry, user, "_.-") ? user + 1
+                                                                                        : 0;
+}
+
+/* "name", "name:4", "[::1]", "me@[::1]:4". False for anything else. */
 static bool split(const char *entry, size_t length, struct run_host *host_p)
 {
-    const bool bracket = length > 0 && entry[0] == '[';
-    const char *name = bracket ? entry + 1 : entry;
+    const size_t user = user_length(entry, length);
+    const bool bracket = length > user && entry[user] == '[';
+    const char *name = entry + user + (bracket ? 1 : 0);
     const char *past = memchr(entry, bracket ? ']' : ':', length);
     const size_t name_length =
         past != NULL ? (size_t)(past - name) : length - (size_t)(name - entry);
-    if ((bracket && past == NULL) || !is_name(name, name_length, bracket ? ":.%-_" : "_.-@"))
+    if ((bracket && past == NULL) || user + name_length > RUN_HOST_NAME_MAX ||
+        !is_name(name, name_length, bracket ? ":.%-_" : "_.-@"))
         return false;
     *host_p = (struct run_host){.slots = 1};
-    snprintf(host_p->name, sizeof host_p->name, "%.*s", (int)name_length, name);
+    snprintf(host_p->name, sizeof host_p->name, "%.*s%.*s", (int)user, entry, (int)name_length,
+             name);
     const char *rest = bracket ? past + 1 : past != NULL ? past : entry + length;
     const size_t left = length - (size_t)(rest - entry);
     if (left == 0)
@@ -237,7 +249,7 @@ static int take_line(char *line, struct run_hosts *hosts, char *text_p, size_t s
     if (word == NULL)
         return 0;
     bool good = split(word, strlen(word), &host);
-    bool given = good && strlen(word) > strlen(host.name) + (word[0] == '[' ? 2 : 0);
+    bool given = good && strlen(word) > strlen(host.name) + (strchr(word, '[') != NULL ? 2 : 0);
     while (good && (word = strtok_r(NULL, BLANKS, &rest)) != NULL)
         good = take_word(word, &host, &given);
     if (good)

@@ -10,7 +10,7 @@
 #define RUN_HOST_NAME_MAX 255
 
 struct run_host {
-    char name[RUN_HOST_NAME_MAX + 1]; /* as ssh takes it: "h1", "user@h1", "fe80::1%eth0" */
+    char name[RUN_HOST_NAME_MAX + 1]; /* as ssh takes it: "h1", "user@h1", "user@fe80::1%eth0" */
     long slots;
     bool here; /* this machine, by one of its names or addresses */
     int first_rank, ranks;
@@ -21,7 +21,7 @@ struct run_hosts {
     size_t count;
 };
 
-/* "h1:2,h2:2"; a host without a number has one slot, and a host that is named twice the sum. Blanks
+/* "h1:2,me@[2001:db8::1]:2"; a host without a number has one slot, and a host that is named twice the sum. Blanks
  * around an entry do not count. 0, or -1 with a sentence and no hosts. */
 int run_hosts_parse(const char *hosts, struct run_hosts *hosts_p, char *text_p, size_t text_size);
 /* The same of a file with a host in each line: "h1 slots=2" (also with blanks around =, and with max_slots, which

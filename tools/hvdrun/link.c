@@ -113,6 +113,12 @@ void run_link_start(struct run_link *link)
 
 /* ---- what is said ---- */
 
+bool run_link_is_heard(const struct run_link *link)
+{
+    return link->state == RUN_LINK_OPEN && !link->closed &&
+           (link->way != NULL || link->channel.fd >= 0);
+}
+
 static int pass(struct run_link *link, const struct hvi_launch_msg *msg)
 {
     unsigned char *frame;
@@ -262,6 +268,8 @@ void run_link_feed(struct run_link *link, uint32_t stream, const char *bytes, si
     char text[1024];
     if (link->state != RUN_LINK_OPEN)
         return;
+    if (stream == 1)
+        link->heard_ns = hvi_clock_ns();
     if (stream != 1 && link->errors.take != NULL)
         keep_words(link, 0, bytes, length);
     else if (stream != 1)

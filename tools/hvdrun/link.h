@@ -56,6 +56,8 @@ void run_link_init(struct run_link *link_p, const struct run_options *options,
 /* Starts the process. A failure makes it GONE, with a sentence. */
 void run_link_start(struct run_link *link);
 void run_link_send(struct run_link *link, const struct hvi_launch_msg *msg);
+/* What the agent says may still come. */
+bool run_link_is_heard(const struct run_link *link);
 /* Bytes that the agent has still to read. */
 size_t run_link_queued(const struct run_link *link);
 /* The start is over: from now on what comes on stderr is shown. */

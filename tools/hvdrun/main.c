@@ -21,6 +21,7 @@
 #include "tools/hvdrun/agent.h"
 #include "tools/hvdrun/build.h"
 #include "tools/hvdrun/flags.h"
+#include "tools/hvdrun/guard.h"
 #include "tools/hvdrun/options.h"
 #include "tools/hvdrun/plain.h"
 #include "tools/hvdrun/relay.h"
@@ -73,6 +74,7 @@ int main(int argc, char **argv)
     struct run_options options;
     char text[1024];
     run_self_fill_fds();
+    run_guard_keep_words(argc, argv);
     if (argc == 2 && strcmp(argv[1], "--node") == 0)
         return run_agent();
     if (argc == 2 && strcmp(argv[1], "--relay") == 0)

@@ -343,6 +343,25 @@ static void say_leftovers(struct run_node *node)
         say(node, "ended what rank %d left running; setsid lets a process go on", first);
 }
 
+/* True when no group has a member left; those that have get SIGKILL if `force`. Orphans are ours to
+ * reap: this process is their subreaper. */
+static bool groups_gone(struct run_node *node, bool force)
+{
+    bool gone = true;
+    for (int i = 0; i < count_of(node); i++) {
+        struct run_node_rank *rank = &node->ranks[i];
+        if (rank->group_gone || rank->proc.pid <= 0)
+            continue;
+        while (waitpid(-rank->proc.pid, NULL, WNOHANG) > 0)
+            continue;
+        rank->group_gone = kill(-rank->proc.pid, force ? SIGKILL : 0) != 0 && errno == ESRCH;
+        if (rank->group_gone)
+            run_guard_drop(&node->guard, rank->proc.pid);
+        gone &= rank->group_gone;
+    }
+    return gone;
+}
+
 /* From here on nothing is a zombie of ours any more, and a group that answers is a leftover. */
 static void enter_leftover(struct run_node *node)
 {
@@ -350,10 +369,10 @@ static void enter_leftover(struct run_node *node)
         say_leftovers(node);
     signal_groups(node, SIGTERM);
     signal_groups(node, SIGCONT);
-    for (int i = 0; i < count_of(node); i++) {
-        run_guard_drop(&node->guard, node->ranks[i].proc.pid);
-        run_proc_reap(&node->ranks[i].proc);
-    }
+    for (int i = 0; i < count_of(node); i++)
+        if (node->ranks[i].ended) /* or it is stuck in the kernel */
+            run_proc_reap(&node->ranks[i].proc);
+    groups_gone(node, false);
     enter_stage(node, RUN_LEFTOVER, node->killed ? 0 : node->plan->options->grace_ns);
 }
 
@@ -407,23 +426,6 @@ static bool output_is_written(const struct run_node *node)
         if (!is_written(&node->plan->results[i]))
             return false;
     return true;
-}
-
-/* True when no group has a member left; those that have get SIGKILL if `force`. Orphans are ours to
- * reap: this process is their subreaper. */
-static bool groups_gone(struct run_node *node, bool force)
-{
-    bool gone = true;
-    for (int i = 0; i < count_of(node); i++) {
-        struct run_node_rank *rank = &node->ranks[i];
-        if (rank->group_gone || rank->proc.pid <= 0)
-            continue;
-        while (waitpid(-rank->proc.pid, NULL, WNOHANG) > 0)
-            continue;
-        rank->group_gone = kill(-rank->proc.pid, force ? SIGKILL : 0) != 0 && errno == ESRCH;
-        gone &= rank->group_gone;
-    }
-    return gone;
 }
 
 static void stage_tick(struct run_node *node, uint64_t now_ns)

@@ -247,12 +247,15 @@ void run_sink_poll(struct run_sink *sink, struct run_polls *polls)
 static void close_open_line(struct run_sink *sink, const struct run_stream *except)
 {
     struct run_stream *owner = sink->open_line;
-    if (owner == NULL || owner == except)
+    if (!sink->line_open || (owner != NULL && owner == except))
         return;
     run_buffer_append(&sink->pending, "\n", 1);
+    sink->line_open = false;
+    sink->open_line = NULL;
+    if (owner == NULL)
+        return;
     owner->prefix.at_start = true;
     owner->prefix.after_return = false;
-    sink->open_line = NULL;
 }
 
 void run_sink_say(struct run_sink *sink, const char *text)
@@ -278,7 +281,8 @@ static void sink_put(struct run_sink *sink, struct run_stream *stream, const cha
         close_open_line(sink, stream);
     if (run_prefix_feed(&stream->prefix, bytes, length, &sink->pending) != HVI_OK)
         sink_failed(sink, ENOMEM);
-    sink->open_line = bytes[length - 1] == '\n' ? NULL : stream;
+    sink->line_open = bytes[length - 1] != '\n';
+    sink->open_line = sink->line_open ? stream : NULL;
 }
 
 /* ---- stream ---- */
@@ -406,6 +410,8 @@ void run_stream_fini(struct run_stream *stream)
 {
     run_stream_show(stream);
     run_stream_end(stream);
+    if (stream->sink != NULL && stream->sink->open_line == stream)
+        stream->sink->open_line = NULL;
     if (stream->file_fd >= 0)
         close(stream->file_fd);
     run_buffer_fini(&stream->held);

@@ -38,7 +38,7 @@ int run_prefix_feed(struct run_prefix *prefix, const char *bytes, size_t length,
 
 struct run_stream;
 
-/* Where lines go. `open_line` is the stream whose unfinished line the sink shows. */
+/* Where lines go. */
 struct run_sink {
     int fd;
     bool owned;       /* fd is ours to close: a second, non-blocking opening of the same file */
@@ -46,10 +46,12 @@ struct run_sink {
     bool regular;
     bool gone;          /* the reader is gone (EPIPE) */
     int error;          /* errno of another failed write; what comes after is dropped */
+    bool told;          /* run_display_flush has told of the error */
     uint64_t dropped;   /* bytes */
     uint64_t unread_ns; /* when that which feeds its streams was last seen left unread; 0: never */
     struct run_buffer pending;
-    struct run_stream *open_line;
+    bool line_open;               /* it shows an unfinished line */
+    struct run_stream *open_line; /* of this stream; NULL: it is gone, or there is none */
 };
 
 void run_sink_init(struct run_sink *sink_p, int fd);

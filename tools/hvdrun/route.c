@@ -6,13 +6,31 @@
 
 #include <errno.h>
 #include <netdb.h>
-#include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #define DISCARD "9" /* any port: a datagram socket that is connected sends nothing */
+
+const char *run_route_wish(void)
+{
+    const char *own = getenv("HVD_INTERFACE");
+    const char *wish = own != NULL && own[0] != '\0' ? own : getenv("HOROVOD_GLOO_IFACE");
+    return wish != NULL && hvi_interface_is_wish(wish) ? wish : NULL;
+}
+
+bool run_route_is_loopback(const char *address)
+{
+    return strncmp(address, "127.", 4) == 0 || strcmp(address, "::1") == 0;
+}
+
+void run_route_place(char *text_p, size_t size, const char *address, unsigned port)
+{
+    const bool six = strchr(address, ':') != NULL;
+    snprintf(text_p, size, "%s%s%s:%u", six ? "[" : "", address, six ? "]" : "", port);
+}
 
 static socklen_t size_of(const struct sockaddr *address)
 {

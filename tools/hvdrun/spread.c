@@ -30,6 +30,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/signalfd.h>
+#include <sys/socket.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 
@@ -53,6 +54,7 @@ struct place {
     struct run_link link;
     struct run_stream log; /* of its hvdd */
     char address[64];      /* how it was reached; "": not known */
+    char chosen[64];       /* of the first host, by HVD_INTERFACE there; "": none */
     uint32_t torch_port, mesh_port;
     uint64_t call_sent; /* bytes */
     size_t untaken;     /* bytes that waited to be sent when it was last looked at */
@@ -73,6 +75,7 @@ struct spread {
     char job[64], key[40];
     enum stage stage;
     uint64_t deadline_ns; /* of the start */
+    uint64_t stopped_ns;  /* when a signal ended it; 0: none has */
     int exit_code;
 
     uint64_t beat_at_ns; /* the next one to all, who answer it */
@@ -83,6 +86,7 @@ struct spread {
     struct run_task task;
     struct run_call call;
     struct run_stdin input;
+    int input_fd;        /* what rank 0 reads */
     size_t input_window; /* bytes that rank 0 may still be sent */
     bool input_ended;
 };
@@ -212,13 +216,19 @@ static void take_hello(struct spread *spread, struct place *place,
 
 /* ---- the start: prepare ---- */
 
-/* The first of the other hosts, by its numeric address; NULL: none is known. */
+/* One of the other hosts, by its numeric address, if possible one that is no loopback; NULL: none is known. */
 static const char *find_peer(const struct spread *spread)
 {
-    for (size_t i = 0; i < spread->hosts->count; i++)
-        if (!spread->hosts->list[i].here && spread->places[i].address[0] != '\0')
-            return spread->places[i].address;
-    return NULL;
+    const char *peer = NULL;
+    for (size_t i = 0; i < spread->hosts->count; i++) {
+        const char *address = spread->places[i].address;
+        if (spread->hosts->list[i].here || address[0] == '\0')
+            continue;
+        if (!run_route_is_loopback(address))
+            return address;
+        peer = peer != NULL ? peer : address;
+    }
+    return peer;
 }
 
 static bool all_here(const struct spread *spread)
@@ -234,29 +244,39 @@ static void put(char *text_p, size_t size, const char *text)
     snprintf(text_p, size, "%s", text);
 }
 
-/* As hvdd chooses (daemon/node/mesh.c). */
-static const char *interfaces(void)
+/* The first host is this machine, also one that ssh reaches by loopback where it reaches another one
+ * otherwise ("me@server1" on server1). */
+static bool first_is_here(const struct spread *spread, const char *peer)
 {
-    const char *own = getenv("HVD_INTERFACE");
-    return own != NULL && own[0] != '\0' ? own : getenv("HOROVOD_GLOO_IFACE");
+    return spread->hosts->list[0].here ||
+           (peer != NULL && run_route_is_loopback(spread->places[0].address) &&
+            !run_route_is_loopback(peer));
+}
+
+/* The host of rank 0, which is another machine. */
+static const char *first_of_others(const struct spread *spread)
+{
+    const struct place *place = &spread->places[0];
+    const char *name = spread->hosts->list[0].name;
+    const char *at = strchr(name, '@');
+    if (place->chosen[0] != '\0')
+        return place->chosen;
+    if (place->address[0] != '\0')
+        return place->address;
+    return at != NULL ? at + 1 : name;
 }
 
 /* By which rank 0's host is reached by the others. False with a sentence. */
 static bool find_master(const struct spread *spread, char *address_p, size_t size, char *text_p,
                         size_t text_size)
 {
-    const struct run_host *first = &spread->hosts->list[0];
-    const char *at = strchr(first->name, '@');
     const char *peer = find_peer(spread);
     if (all_here(spread))
         put(address_p, size, "127.0.0.1");
-    else if (!first->here)
-        put(address_p, size,
-            spread->places[0].address[0] != '\0' ? spread->places[0].address
-            : at != NULL                         ? at + 1
-                                                 : first->name);
+    else if (!first_is_here(spread, peer))
+        put(address_p, size, first_of_others(spread));
     else if (peer != NULL)
-        return run_route_own(peer, interfaces(), address_p, size, text_p, text_size) == 0;
+        return run_route_own(peer, run_route_wish(), address_p, size, text_p, text_size) == 0;
     else
         return gethostname(address_p, size) == 0;
     return true;
@@ -268,12 +288,15 @@ static bool meets(const struct spread *spread)
     return spread->hosts->count > 1 && spread->options->address == NULL;
 }
 
+/* Which address is wished for, the agent of another machine finds out. */
 static bool make_meeting(struct spread *spread)
 {
     char address[256], text[512] = "this host has no name";
     const char *why = text;
-    if (find_master(spread, address, sizeof address, text, sizeof text) &&
-        run_task_meet(&spread->task, address, &why) == 0)
+    const bool found = find_master(spread, address, sizeof address, text, sizeof text);
+    if (run_route_wish() != NULL && !first_is_here(spread, find_peer(spread)))
+        put(address, sizeof address, "*");
+    if (found && run_task_meet(&spread->task, address, &why) == 0)
         return true;
     run_display_say(&spread->display, "the hosts' hvdds cannot meet: %s", why);
     return false;
@@ -527,6 +550,7 @@ static bool take_any(struct spread *spread, struct place *place, const struct hv
     case HVI_LAUNCH_READY:
         place->torch_port = msg->ready.torch_port;
         place->mesh_port = msg->ready.mesh_port;
+        put(place->chosen, sizeof place->chosen, msg->ready.address);
         place->ready = true;
         return spread->stage == STAGE_MEET || spread->stage == STAGE_PREPARE;
     case HVI_LAUNCH_BEAT:
@@ -632,7 +656,9 @@ static void read_input(void *context, int index)
     static unsigned char bytes[INPUT_PART];
     const size_t most = spread->input_window < sizeof bytes ? spread->input_window : sizeof bytes;
     (void)index;
-    const ssize_t length = read(spread->input.child_fd, bytes, most);
+    ssize_t length = recv(spread->input_fd, bytes, most, MSG_DONTWAIT);
+    if (length < 0 && errno == ENOTSOCK)
+        length = read(spread->input_fd, bytes, most);
     if (length == 0 || (length < 0 && errno != EINTR && errno != EAGAIN))
         end_input(spread);
     if (length <= 0)
@@ -658,7 +684,7 @@ static void poll_input(struct spread *spread)
         return;
     run_polls_add(&spread->polls, terminal.fd, terminal.events, relay_input, spread, 0);
     if (!spread->input_ended && spread->input_window > 0)
-        run_polls_add(&spread->polls, spread->input.child_fd, POLLIN, read_input, spread, 0);
+        run_polls_add(&spread->polls, spread->input_fd, POLLIN, read_input, spread, 0);
 }
 
 /* ---- the loop ---- */
@@ -666,10 +692,14 @@ static void poll_input(struct spread *spread)
 /* Agents get the time to end what they have started; a second signal takes it from them. */
 static void interrupt_start(struct spread *spread, int signal_number)
 {
+    const uint64_t now_ns = hvi_clock_ns();
+    if (spread->stopped_ns != 0 && now_ns - spread->stopped_ns < RUN_END_APART_NS)
+        return;
     for (size_t i = 0; i < spread->hosts->count && spread->stage == STAGE_ABORT; i++)
-        spread->places[i].link.kill_at_ns = hvi_clock_ns();
+        spread->places[i].link.kill_at_ns = now_ns;
     if (spread->stage == STAGE_ABORT)
         return;
+    spread->stopped_ns = now_ns;
     run_display_say(&spread->display, "interrupted while the hosts were starting");
     spread->exit_code = 128 + signal_number;
     abort_start(spread);
@@ -763,7 +793,7 @@ static void check_silence(struct spread *spread, uint64_t now_ns, bool unread)
         if (deaf || !place->ready || untaken < place->untaken)
             link->heard_ns = now_ns;
         place->untaken = untaken;
-        if (link->channel.fd < 0 || now_ns - link->heard_ns < silence_ns)
+        if (!run_link_is_heard(link) || now_ns - link->heard_ns < silence_ns)
             continue;
         blame(spread, place, "it has said nothing for %g s (--silence-time)",
               (double)silence_ns / 1e9);
@@ -840,6 +870,9 @@ static bool prepare(struct spread *spread)
     memcpy(spread->job, "hvdrun-", 7);
     run_self_random_hex(spread->job + 7, 16);
     int error = spread->signal_fd < 0 ? errno : run_stdin_init(&spread->input);
+    if (error == 0)
+        spread->input_fd = run_stdin_reopen(&spread->input);
+    error = error == 0 && spread->input_fd < 0 ? errno : error;
     if (error == 0 && !run_end_init(&spread->end, spread->options, spread->options->ranks, &hands))
         error = ENOMEM;
     if (error != 0)
@@ -877,6 +910,8 @@ static void finish(struct spread *spread)
         run_link_fini(&spread->places[i].link);
         run_stream_fini(&spread->places[i].log);
     }
+    if (spread->input_fd >= 0)
+        close(spread->input_fd);
     run_stdin_fini(&spread->input);
     run_call_close(&spread->call);
     if (!spread->end.impatient)
@@ -895,6 +930,7 @@ int run_spread(const struct run_options *options)
                              .call = {.fd = -1},
                              .hosts = &options->places,
                              .input = {.pipe_fd = -1},
+                             .input_fd = -1,
                              .input_window = HVI_LAUNCH_DATA_MAX,
                              .exit_code = 1};
     if (options->interfaces != NULL)

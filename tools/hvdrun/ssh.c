@@ -12,7 +12,9 @@
 #define SSH_FAILED      255 /* ssh's exit status when the connection or the login fails */
 #define ROLE_ROOM       16
 #define CONNECT_S_LEAST 1u
-#define CONNECT_S_MOST  30u
+#define CONNECT_S_MOST  10u
+#define CONNECTIONS                                                                                \
+    4u /* one after the other within the start timeout: of a relay, by it, and from here */
 
 static bool add(struct run_ssh *ssh, size_t *count, const char *word)
 {
@@ -61,11 +63,23 @@ static bool is_ssh(const char *program)
 
 static bool add_options(struct run_ssh *ssh, size_t *count, const struct run_options *options)
 {
-    static const char *const ours[] = {"-o", "BatchMode=yes",         "-o", "ServerAliveInterval=5",
-                                       "-o", "ServerAliveCountMax=3", "-o"};
+    /* The user's configuration asks for terminals, forwardings and masters for sessions of people. A
+     * connection that is there already may be the only way in without a question: ControlPath stays. */
+    static const char *const ours[] = {"-T",
+                                       "-o",
+                                       "BatchMode=yes",
+                                       "-o",
+                                       "ControlMaster=no",
+                                       "-o",
+                                       "ClearAllForwardings=yes",
+                                       "-o",
+                                       "ServerAliveInterval=5",
+                                       "-o",
+                                       "ServerAliveCountMax=3",
+                                       "-o"};
     bool room = true;
     if (is_ssh(ssh->argv[0])) {
-        uint64_t seconds = options->start_timeout_ns / HVI_NS_SEC;
+        uint64_t seconds = options->start_timeout_ns / CONNECTIONS / HVI_NS_SEC;
         seconds = seconds < CONNECT_S_LEAST ? CONNECT_S_LEAST : seconds;
         seconds = seconds > CONNECT_S_MOST ? CONNECT_S_MOST : seconds;
         snprintf(ssh->own, sizeof ssh->own, "ConnectTimeout=%u", (unsigned)seconds);
@@ -152,6 +166,9 @@ static void last_line(const char *words, char *line_p, size_t size)
     text_safe(safe, line_p, size);
 }
 
+/* The loader exits with 127 then, as a shell does where there is no such program. */
+#define LOADER_FAILED ": error while loading shared libraries: "
+
 /* What to do where ssh's own words do not say it. "": they do, or it is not known. */
 static void advise(const char *words, const char *host, char *advice_p, size_t size)
 {
@@ -185,6 +202,10 @@ void run_ssh_explain(const struct run_ssh *ssh, const struct run_host *host, str
     if (!host->here && exited_with(fate, SSH_FAILED))
         snprintf(text_p, text_size, "cannot be reached: %s%s",
                  line[0] != '\0' ? line : "ssh does not say why", advice);
+    else if (exited_with(fate, 127) && strstr(line, LOADER_FAILED) != NULL)
+        snprintf(text_p, text_size,
+                 "hvdrun cannot be run there: %s; install what it needs (scripts/deps.sh run)",
+                 line);
     else if (exited_with(fate, 127))
         snprintf(text_p, text_size,
                  "there is no %s; install the same version there, or say where it is with "

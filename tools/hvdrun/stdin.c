@@ -6,6 +6,8 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define BACKGROUND_NS (500 * HVI_NS_MS)
@@ -22,6 +24,18 @@ int run_stdin_init(struct run_stdin *input_p)
     input_p->child_fd = fds[0];
     input_p->pipe_fd = fds[1];
     return 0;
+}
+
+/* O_NONBLOCK would be everybody's: see output.c. A file is not opened again, for its offset is everybody's, too. */
+int run_stdin_reopen(const struct run_stdin *input)
+{
+    char path[64];
+    struct stat st;
+    int again = -1;
+    snprintf(path, sizeof path, "/proc/self/fd/%d", input->child_fd);
+    if (fstat(input->child_fd, &st) == 0 && S_ISFIFO(st.st_mode))
+        again = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    return again >= 0 ? again : fcntl(input->child_fd, F_DUPFD_CLOEXEC, 3);
 }
 
 /* A terminal that another has read meanwhile is waited for like any other. */

@@ -17,6 +17,9 @@ struct run_stdin {
 
 /* 0 or an errno. */
 int run_stdin_init(struct run_stdin *input_p);
+/* Another descriptor for what rank 0 reads, which the caller closes: where it is a pipe, reading does not
+ * block, although another process may read it, too. -1 and errno. */
+int run_stdin_reopen(const struct run_stdin *input);
 /* What to poll next: the terminal, the pipe, or nothing (fd -1), until .retry_ns. */
 struct pollfd run_stdin_poll(struct run_stdin *input, uint64_t now_ns);
 /* When that item is ready. */

@@ -2,6 +2,7 @@
 #include "tools/hvdrun/task.h"
 
 #include "base/status.h"
+#include "tools/hvdrun/route.h"
 #include "tools/hvdrun/words.h"
 
 #include <arpa/inet.h>
@@ -107,22 +108,19 @@ int run_task_init(struct run_task *task_p, const struct run_options *options, co
     return status == HVI_OK ? pack_settings(options, &task_p->settings) : status;
 }
 
-static void put_place(char *text_p, size_t size, const char *address, uint32_t port)
-{
-    const bool six = strchr(address, ':') != NULL;
-    snprintf(text_p, size, "%s%s%s:%u", six ? "[" : "", address, six ? "]" : "", port);
-}
-
 /* hvdd listens at numbers alone, and what a name means here it may not mean there. */
 int run_task_meet(struct run_task *task, const char *address, const char **why_p)
 {
-    put_place(task->mesh_listen, sizeof task->mesh_listen, is_numeric(address) ? address : "*", 0);
+    if (is_numeric(address))
+        run_route_place(task->mesh_listen, sizeof task->mesh_listen, address, 0);
+    else
+        put(task->mesh_listen, sizeof task->mesh_listen, RUN_ROUTE_ANYWHERE);
     return mesh_key_make(task->server_key, task->client_key, why_p);
 }
 
 void run_task_join(struct run_task *task, const char *address, uint32_t port)
 {
-    put_place(task->mesh_join, sizeof task->mesh_join, address, port);
+    run_route_place(task->mesh_join, sizeof task->mesh_join, address, port);
 }
 
 void run_task_fini(struct run_task *task)

@@ -23,7 +23,8 @@ struct run_task {
 int run_task_init(struct run_task *task_p, const struct run_options *options, const char *job,
                   const char *key, uint64_t call_bytes);
 /* Private hvdds of several hosts meet: keys for them, and where the first listens: at the address, if it is
- * numeric, else at all that its host has. 0, or -1 with a reason. */
+ * numeric, else RUN_ROUTE_ANYWHERE: at the one that its agent chooses, or at all that its host has. 0, or -1
+ * with a reason. */
 int run_task_meet(struct run_task *task, const char *address, const char **why_p);
 /* Where the others find it. */
 void run_task_join(struct run_task *task, const char *address, uint32_t port);

@@ -12,14 +12,16 @@
 #define FAN_OUT 32u
 #define LEAVE_NS                                                                                   \
     (10 * HVI_NS_SEC) /* as in spread.c: for agents to go, beside the grace time of their ranks */
-#define OBEY_NS   (1 * HVI_NS_SEC) /* for a relay to say that it has killed a process */
-#define PARTED_NS (5 * HVI_NS_SEC) /* for a relay without agents to go */
+#define OBEY_NS    (1 * HVI_NS_SEC) /* for a relay to say that it has killed a process */
+#define PARTED_NS  (5 * HVI_NS_SEC) /* for a relay without agents to go */
+#define GREET_PART 3                /* of the start timeout: what is left is for its group */
 
 struct run_relay {
     struct run_tree *tree;
     struct run_link link;
     struct run_link_way way; /* of the group's links */
     size_t first, end;       /* the group is among these hosts */
+    uint64_t greet_by_ns;
     bool greeted, counted_out;
 };
 
@@ -133,7 +135,11 @@ static void make_relay(struct run_tree *tree, size_t first, size_t end, struct r
 {
     struct run_relay *relay = &tree->relays[tree->relay_count++];
     const struct run_link *head = tree->links[first];
-    *relay = (struct run_relay){.tree = tree, .first = first, .end = end};
+    *relay = (struct run_relay){
+        .tree = tree,
+        .first = first,
+        .end = end,
+        .greet_by_ns = hvi_deadline_after((int64_t)(tree->options->start_timeout_ns / GREET_PART))};
     relay->way = (struct run_link_way){
         .context = relay, .open = open_process, .send = send_down, .hang_up = hang_up};
     run_link_init(&relay->link, tree->options, head->heritage, head->host, err);
@@ -296,6 +302,13 @@ static void check_obedience(struct run_relay *relay)
         own->kill_at_ns = hvi_deadline_after((int64_t)OBEY_NS);
 }
 
+/* Its group is then reached from here. */
+static void check_greeting(struct run_relay *relay, uint64_t now_ns)
+{
+    if (!relay->greeted && !relay->link.closed && now_ns >= relay->greet_by_ns)
+        run_link_close(&relay->link, 0);
+}
+
 static bool has_group(const struct run_relay *relay)
 {
     for (size_t host = relay->first; host < relay->end; host++) {
@@ -310,6 +323,7 @@ void run_tree_tick(struct run_tree *tree, uint64_t now_ns)
 {
     for (size_t i = 0; i < tree->relay_count; i++) {
         struct run_relay *relay = &tree->relays[i];
+        check_greeting(relay, now_ns);
         check_obedience(relay);
         run_link_tick(&relay->link, now_ns);
         if (relay->link.state == RUN_LINK_GONE && !relay->counted_out)
@@ -322,8 +336,12 @@ void run_tree_tick(struct run_tree *tree, uint64_t now_ns)
 uint64_t run_tree_next_ns(const struct run_tree *tree)
 {
     uint64_t next_ns = HVI_NEVER;
-    for (size_t i = 0; i < tree->relay_count; i++)
-        next_ns = run_polls_earlier(next_ns, run_link_next_ns(&tree->relays[i].link));
+    for (size_t i = 0; i < tree->relay_count; i++) {
+        const struct run_relay *relay = &tree->relays[i];
+        next_ns = run_polls_earlier(next_ns, run_link_next_ns(&relay->link));
+        if (!relay->greeted && !relay->link.closed && relay->link.state != RUN_LINK_GONE)
+            next_ns = run_polls_earlier(next_ns, relay->greet_by_ns);
+    }
     return next_ns;
 }
 

@@ -62,8 +62,8 @@ struct hvd_admin_place {
 
 /* The directory of a hvdd that this user may believe. `address` is final, as is $HVD_ADDRESS where it
  * is NULL; else the first with a live hvdd of this user's own directory ($XDG_RUNTIME_DIR/hvdd, or
- * /tmp/hvdd-UID where that variable is not set), /run/hvdd, and /tmp/hvdd-UID. Writes `place_p` also
- * when it fails. Reads the environment. Blocks up to a second for each place with a hvdd whose queue
+ * /tmp/hvdd-UID where the variable names no directory of this user's), /run/hvdd, and /tmp/hvdd-UID.
+ * Writes `place_p` also when it fails. Reads the environment. Blocks up to a second for each place with a hvdd whose queue
  * of connections is full: before there is a connection it is not known whose it is. HVD_ERR_NO_DAEMON;
  * HVD_ERR_INVALID: the path is too long. */
 HVD_API int hvd_admin_find(const char *address, struct hvd_admin_place *place_p);

@@ -20,7 +20,8 @@
  *             success.
  *   Threads   A session may be used by several threads at once, except hvd_close, which must be the
  *             last call. Several sessions in one process are independent (one test process can host
- *             several ranks).
+ *             several ranks). A thread inside a call must not be cancelled (pthread_cancel): the
+ *             session's lock would stay taken.
  *   Blocking  Only functions that say so block, and each of them has a deadline.
  *   Fork      In a forked child every call on the parent's session returns HVD_ERR_FORKED; open a
  *             new one.
@@ -182,8 +183,9 @@ typedef void (*hvd_log_fn)(void *user, enum hvd_log_level level, const char *tex
 
 struct hvd_options {
     size_t struct_size; /* sizeof(struct hvd_options): set by hvd_options_init */
-    /* Directory with hvdd's sockets. NULL: $HVD_ADDRESS, else $XDG_RUNTIME_DIR/hvdd if a daemon
-     * listens there, else /run/hvdd, else a private hvdd is started for this user. Its program:
+    /* Directory with hvdd's sockets. NULL: $HVD_ADDRESS, else $XDG_RUNTIME_DIR/hvdd (/tmp/hvdd-UID
+     * where the variable names no directory of this user's) if a daemon listens there, else
+     * /run/hvdd, else a private hvdd is started for this user. Its program:
      * $HVDD_PROGRAM, else beside this library, else in $PATH; its log: $HVDD_LOG, else thrown away.
      * It ends after 10 s without anybody. For a job on several nodes, $HVD_RENDEZVOUS comes before
      * all of these but $HVD_ADDRESS: hvd.h(3). */
@@ -213,7 +215,11 @@ HVD_API void hvd_options_init(struct hvd_options *options);
  * _DAEMON_LIMIT, _PROTOCOL, _NO_MEMORY, _LIMIT, _INVALID; _UNSUPPORTED when the job's ranks are on
  * several nodes (local_size below size, or cross_size above 1) and hvdd is in no mesh with others.
  * That nodes do not meet, or cannot reach each other, is an error of the first call that needs them.
- * Nothing is left behind on failure. May be repeated any number of times in one process. */
+ * Nothing is left behind on failure. May be repeated any number of times in one process. What a
+ * session needs of this process is reserved before the daemon is asked, so that a lack of it costs
+ * the other ranks nothing. After HVD_ERR_ATTACH_TIMEOUT the daemon may have taken the rank just too
+ * late for this call: then the rank is lost to the others (HVD_ERR_RANK_LOST), who have to open new
+ * sessions as this one has. */
 HVD_API int hvd_open(const struct hvd_options *options, struct hvd_session **session_p);
 
 /* Detaches and frees the session, its memory from hvd_alloc and every op not yet freed. Ops in
@@ -266,11 +272,13 @@ HVD_API int hvd_session_status(struct hvd_session *session);
  * doctor says; HVD_FOREIGN_MEMORY=always or never decides otherwise).
  * Ranks of the job map it too while they do allreduces of up to 4 MiB together, unless rank 0 has
  * HVD_EXPRESS=small; whoever waits for such an op does a part of it.
+ * In a forked child it is still the parent's memory, and so is a result that the library provides: a
+ * child must not write there.
  * Blocks while pages are reserved, and for the engine's answer, 8 s at most. HVD_ERR_INVALID: 0 bytes; HVD_ERR_NO_MEMORY,
  * HVD_ERR_LIMIT; HVD_ERR_TIMEOUT: the engine did not answer, and nothing is left. */
 HVD_API int hvd_alloc(struct hvd_session *session, size_t bytes, void **ptr_p);
-/* `ptr` from hvd_alloc. Blocks until the engine has let go of it, 8 s at most. HVD_ERR_BUSY while an op in flight uses it,
- * HVD_ERR_NOT_FOUND. */
+/* `ptr` from hvd_alloc. Blocks until the engine has let go of it, 8 s at most. HVD_ERR_BUSY while an op that is not
+ * finished uses it, in place or as ordinary memory; HVD_ERR_NOT_FOUND. */
 HVD_API int hvd_free(struct hvd_session *session, void *ptr);
 
 /* Shared memory of the process, of no session, as ncclMemAlloc's is of no communicator: for
@@ -306,7 +314,7 @@ HVD_API int hvd_register(struct hvd_session *session, void *ptr, size_t bytes);
  *   fork      The child has a view of its own: what it writes stays there; what it has not written
  *             shows what the parent has there now, not what it had at the fork. */
 HVD_API int hvd_adopt(struct hvd_session *session, void *ptr, size_t bytes);
-/* `ptr` from hvd_register or hvd_adopt. Blocks as hvd_free does. HVD_ERR_BUSY while an op in flight uses it,
+/* `ptr` from hvd_register or hvd_adopt. Blocks as hvd_free does. HVD_ERR_BUSY while an op that is not finished uses it;
  * HVD_ERR_NOT_FOUND. HVD_ERR_NO_MEMORY: adopted memory is forgotten, keeps its contents and stays
  * shared memory. */
 HVD_API int hvd_deregister(struct hvd_session *session, void *ptr);
@@ -386,9 +394,9 @@ HVD_API void hvd_op_options_init(struct hvd_op_options *options);
  * an op whose memory is unmapped meanwhile fails on every rank with HVD_ERR_INVALID. Other immediate
  * errors: HVD_ERR_INVALID (also: this rank is no member of the set, or has joined it),
  * _DUPLICATE_NAME, _NOT_FOUND (no such set), _UNSUPPORTED, _NO_MEMORY (staging for ordinary
- * memory), _LIMIT (HVD_OPS_MAX finished ops are not released), a lost session. An op that meets a
- * page of shared memory that cannot be had fails on every rank with HVD_ERR_NO_MEMORY, and names the
- * rank. After an op has failed while it was executing, its output is undefined. */
+ * memory), _LIMIT (HVD_OPS_MAX finished ops are not released, or so many that a group can find no
+ * room), a lost session. An op that meets a page of shared memory that cannot be had fails on every
+ * rank with HVD_ERR_NO_MEMORY, and names the rank. After an op has failed while it was executing, its output is undefined. */
 
 /* out = reduction over all ranks; shapes and dtypes equal everywhere. */
 HVD_API int hvd_allreduce_async(struct hvd_session *session, const char *name,
@@ -587,7 +595,8 @@ HVD_API int hvd_op_stream_wait(struct hvd_op *op, void *stream);
  * stay, and its output is then undefined. NULL is fine. */
 HVD_API void hvd_op_free(struct hvd_op *op);
 
-/* The blocking forms: submit, wait without limit, release. A full ring is waited out. */
+/* The blocking forms: submit, wait without limit, release. A full ring is waited out; HVD_ERR_LIMIT where
+ * more than half of HVD_OPS_MAX are finished ops that were not released and no other ends for a second. */
 HVD_API int hvd_allreduce(struct hvd_session *session, const char *name,
                           const struct hvd_tensor *in, const struct hvd_tensor *out,
                           enum hvd_reduce_op reduce_op);
@@ -613,7 +622,8 @@ HVD_API int hvd_timeline_stop(struct hvd_session *session);
 /* A descriptor for event loops: readable when a completion is waiting or the session has ended.
  * Poll it, then call hvd_test on the ops of interest; now and then it is readable a moment late, for
  * what has been seen already, so poll again if nothing has changed. Owned by the session; never read
- * or close it. */
+ * or close it. Blocks where small or medium ops that the ranks do themselves are in flight, until the
+ * engine has taken them over: microseconds, 100 ms at most if the engine stands still. */
 HVD_API int hvd_event_fd(struct hvd_session *session, int *fd_p);
 
 /* ---- text ------------------------------------------------------------------------------------ */

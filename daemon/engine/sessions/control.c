@@ -164,8 +164,7 @@ static void remove_region(struct engine_session *session, const struct hvi_regio
 
     char text[128];
     const struct engine_region *region = engine_regions_find(&session->regions, remove->region);
-    /* An op that is held may name it. */
-    int status = region && engine_intake_waits(session) ? HVI_ERR_BUSY : HVI_OK;
+    int status = region && engine_intake_holds(session, remove->region) ? HVI_ERR_BUSY : HVI_OK;
 
     if (status == HVI_OK && region && region->users == 0)
         engine_peer_forget(session, region);

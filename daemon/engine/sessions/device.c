@@ -303,7 +303,7 @@ bool engine_device_remove(struct engine_session *session, const struct hvi_regio
     if (region->kind != ENGINE_REGION_DEVICE)
         return false;
     uint32_t import = region->import;
-    int status = engine_intake_waits(session)
+    int status = engine_intake_holds(session, remove->region)
                      ? HVI_ERR_BUSY
                      : engine_regions_remove(&session->regions, remove->region);
     if (status != HVI_OK) {

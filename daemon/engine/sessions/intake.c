@@ -894,12 +894,27 @@ bool engine_intake_drain(struct engine_session *session)
     return true;
 }
 
-bool engine_intake_waits(const struct engine_session *session)
+static bool names_region(const struct hvi_submission *copy, uint32_t region)
+{
+    return copy->in_region == region || copy->out_region == region || copy->aux_region == region;
+}
+
+bool engine_intake_holds(const struct engine_session *session, uint32_t region)
 {
     struct hvi_ring look = session->channel.sq;
+    struct hvi_submission copy;
     uint32_t count = 0;
 
-    return session->sessions->held && (hvi_ring_available(&look, &count) != HVI_OK || count > 0);
+    if (!session->sessions->held)
+        return false;
+    if (hvi_ring_available(&look, &count) != HVI_OK)
+        return true;
+    for (uint32_t i = 0; i < count; i++) {
+        hvi_ring_copy(&look, i, &copy);
+        if (names_region(&copy, region))
+            return true;
+    }
+    return false;
 }
 
 bool engine_intake_drain_all(struct engine_sessions *sessions)

@@ -47,8 +47,8 @@ int engine_intake_validate(const struct hvi_submission *copy, const struct engin
 /* Takes everything out of the session's submission ring. True if there was something. The session
  * may have ended. */
 bool engine_intake_drain(struct engine_session *session);
-/* What the session has submitted stays in its ring for now (sessions.held), and there is some. */
-bool engine_intake_waits(const struct engine_session *session);
+/* What the session has submitted stays in its ring for now (sessions.held), and some of it names the region. */
+bool engine_intake_holds(const struct engine_session *session, uint32_t region);
 /* Drains every attached session, whatever the bell says. */
 bool engine_intake_drain_all(struct engine_sessions *sessions);
 /* A request that was held: on to the ranks' meeting place. The session may have ended. */

@@ -12,6 +12,7 @@ from hvd._keras.options import Options
 from hvd.tensorflow._gradients import addable, divided, make_reduce
 from hvd.tensorflow._memory import init  # noqa: F401
 from hvd.tensorflow.compression import Compression
+from hvd.tensorflow.elastic import run as elastic_run  # noqa: F401
 from hvd.tensorflow.util import key_of, variable_of
 
 

@@ -11,6 +11,7 @@ import torch
 
 import hvd.torch as hvd
 from hvd import basics
+from hvd._elastic import run as elastic_run  # noqa: F401
 from hvd._keras.options import Options
 from hvd.torch.compression import Compression
 

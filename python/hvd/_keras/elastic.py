@@ -10,12 +10,13 @@ import numpy as np
 
 from hvd._elastic import VariablesState
 from hvd._keras.callbacks import ForAnyKeras
-from hvd._keras.variables import variables_of
+from hvd._keras.variables import build, random_states_of, variables_of
 
 
 class KerasState(VariablesState):
     """model, optimizer and each further keyword become attributes. Of model and optimizer (the model's, if none is given)
-    the variables are saved, everything else by copy. The model must be built.
+    the variables are saved, everything else by copy. The model must be built. sync() leaves the random numbers of dropout as
+    they are on each rank.
 
     save(), restore(), sync() and commit() do their work in a job of fixed size; no host comes or goes yet."""
     _name = "keras_state"
@@ -30,12 +31,18 @@ class KerasState(VariablesState):
     def _variables(self) -> list[Any]:
         return [*self.model.variables, *variables_of(self.optimizer)]
 
-    def _read(self) -> list[np.ndarray]:
-        return [np.array(variable.numpy() if hasattr(variable, "numpy") else variable) for variable in self._variables()]
+    def _own_of_rank(self) -> list[Any]:
+        return random_states_of(self.model)
 
-    def _write(self, arrays: Sequence[np.ndarray]) -> None:
-        for variable, array in zip(self._variables(), arrays):
+    def _read(self, variables: Sequence[Any]) -> list[np.ndarray]:
+        return [np.array(variable.numpy() if hasattr(variable, "numpy") else variable) for variable in variables]
+
+    def _write(self, variables: Sequence[Any], arrays: Sequence[np.ndarray]) -> None:
+        for variable, array in zip(variables, arrays):
             variable.assign(array)
+
+    def _complete(self) -> None:
+        build(self.optimizer, self.model.trainable_variables)
 
 
 class CommitState(ForAnyKeras):

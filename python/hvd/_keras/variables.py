@@ -19,6 +19,14 @@ def variables_of(optimizer: Any) -> list[Any]:
     return variables + [number for number in numbers if hasattr(number, "assign") and id(number) not in known]
 
 
+def build(optimizer: Any, trainable_variables: list[Any]) -> None:
+    """Makes the variables that the optimizer's first step would make, where they are not there yet."""
+    if hasattr(optimizer, "_create_all_weights"):  # legacy
+        optimizer._create_all_weights(trainable_variables)
+    elif hasattr(optimizer, "build") and not getattr(optimizer, "built", getattr(optimizer, "_built", False)):
+        optimizer.build(trainable_variables)
+
+
 def random_states_of(model: Any) -> list[Any]:
     """The states of a Keras 3 model's random numbers, as dropout has them: those that differ between ranks on purpose."""
     layers = model._flatten_layers() if hasattr(model, "_flatten_layers") else []

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import keras
 
-from hvd._elastic import run
 from hvd._keras import callbacks as _callbacks, elastic as _elastic
 from hvd._keras.elastic import KerasState
 from hvd.keras._framework import framework
 
+run = framework.elastic_run
 _made = _callbacks.for_keras(keras, framework, __name__)
 
 CommitStateCallback = _made("CommitStateCallback", _elastic.CommitState)

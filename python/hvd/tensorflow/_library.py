@@ -86,6 +86,9 @@ class _Library(_session.Watcher):
     def closing(self, session: _session.Session) -> None:
         self.library.hvd_tf_park()
 
+    def stays(self, session: _session.Session) -> None:
+        self.library.hvd_tf_attach(session.pointer)
+
     def closed(self, session: _session.Session, quiet: bool) -> None:
         self.library.hvd_tf_detach(quiet)
 

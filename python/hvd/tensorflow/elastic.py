@@ -3,16 +3,35 @@
 and so does run(), without resets."""
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from hvd._elastic import VariablesState, run
+from hvd import _elastic
+from hvd._elastic import VariablesState
 from hvd._keras.elastic import KerasState
+from hvd.exceptions import HorovodInternalError
 
 __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
+
+
+def run(func: Callable[..., Any]) -> Callable[..., Any]:
+    """A decorator for func(state, ...). The state becomes rank 0's on every rank, then `func` is called once: a job has a
+    fixed size, so nothing is restored and begun anew. HorovodInternalError, as of a rank that was lost, ends the call; it
+    takes the place of the tf.errors.UnknownError that an op of TensorFlow raises then."""
+
+    @functools.wraps(func)
+    def train(state: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return func(state, *args, **kwargs)
+        except tf.errors.UnknownError as error:
+            if "Horovod" not in error.message:
+                raise
+            raise HorovodInternalError(error.message) from error
+    return _elastic.run(train)
 
 
 def _read_in(session: Any, variables: Sequence[Any]) -> list[np.ndarray]:
@@ -43,16 +62,19 @@ class TensorFlowState(VariablesState):
                              "(with session.as_default())")
         super().__init__(**kwargs)
 
-    def _read(self) -> list[np.ndarray]:
-        if self.session is not None:
-            return _read_in(self.session, self.variables)
-        return [np.array(variable.numpy()) for variable in self.variables]
+    def _variables(self) -> list[Any]:
+        return self.variables
 
-    def _write(self, arrays: Sequence[np.ndarray]) -> None:
+    def _read(self, variables: Sequence[Any]) -> list[np.ndarray]:
         if self.session is not None:
-            _write_in(self.session, self.variables, arrays)
+            return _read_in(self.session, variables)
+        return [np.array(variable.numpy()) for variable in variables]
+
+    def _write(self, variables: Sequence[Any], arrays: Sequence[np.ndarray]) -> None:
+        if self.session is not None:
+            _write_in(self.session, variables, arrays)
             return
-        for variable, array in zip(self.variables, arrays):
+        for variable, array in zip(variables, arrays):
             variable.assign(array)
 
 
@@ -69,11 +91,15 @@ class TensorFlowKerasState(KerasState):
                              "session")
         super().__init__(model, optimizer, **kwargs)
 
-    def _read(self) -> list[np.ndarray]:
-        return super()._read() if tf.executing_eagerly() else _read_in(self.backend.get_session(), self._variables())
+    def _read(self, variables: Sequence[Any]) -> list[np.ndarray]:
+        return super()._read(variables) if tf.executing_eagerly() else _read_in(self.backend.get_session(), variables)
 
-    def _write(self, arrays: Sequence[np.ndarray]) -> None:
+    def _write(self, variables: Sequence[Any], arrays: Sequence[np.ndarray]) -> None:
         if tf.executing_eagerly():
-            super()._write(arrays)
+            super()._write(variables, arrays)
         else:
-            _write_in(self.backend.get_session(), self._variables(), arrays)
+            _write_in(self.backend.get_session(), variables, arrays)
+
+    def _complete(self) -> None:
+        if tf.executing_eagerly():  # else a session would not know what is made now
+            super()._complete()

@@ -2,7 +2,6 @@
 """Variables and Python objects from one rank to the others."""
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hvd import _native, collectives, numpy as hvd_numpy, objects
+from hvd import _layouts, _native, collectives, numpy as hvd_numpy, objects
 from hvd.basics import rank
 from hvd.process_sets import ProcessSet, global_process_set, id_of
 from hvd.tensorflow import mpi_ops
@@ -53,20 +52,9 @@ def _layout(variable: Any) -> tuple[str, list[int]]:
 def _agree(layout: Sequence[tuple[str, list[int]]], names: Sequence[str], process_set: ProcessSet) -> None:
     """ValueError on every rank if they have not the same variables: the first that differs, and what to do. Without
     this a rank that has one more would wait for ever."""
-    digest = hashlib.sha256(repr(layout).encode()).digest()
-    if len(set(objects.allgather_object(digest, "broadcast_variables.digest", process_set))) == 1:
-        return
-    every = objects.allgather_object((layout, names), "broadcast_variables.layout", process_set)
-    ranks = process_set.ranks or []
-    counts = [len(layout) for layout, _ in every]
-    advice = "make the same model on every rank, and build it, before its variables are broadcast"
-    if len(set(counts)) > 1:
-        said = ", ".join(f"rank {member} has {count}" for member, count in zip(ranks, counts))
-        raise ValueError(f"broadcast_variables: ranks have different numbers of variables ({said}); {advice}")
-    at = next(at for at in range(counts[0]) if len({repr(layout[at]) for layout, _ in every}) > 1)
-    said = ", ".join(f"rank {member} has {layout[at][0]} {layout[at][1]} ({of[at]})"
-                     for member, (layout, of) in zip(ranks, every))
-    raise ValueError(f"broadcast_variables: ranks disagree on variable {at}: {said}; {advice}")
+    if not _layouts.are_alike("broadcast_variables", layout, process_set):
+        _layouts.raise_difference("broadcast_variables", layout, names, "make the same model on every rank, and build it, "
+                                  "before its variables are broadcast", process_set)
 
 
 def _sendable(array: Any) -> Any:

@@ -372,8 +372,7 @@ def trial(device: Any, describe: Callable[[Any], bytes]) -> str:
 def _try_in_set(device: Any, describe: Callable[[Any], bytes], rank: int) -> str:
     opening = _ops.submit(lib.hvd_process_set_open_async, None, (ctypes.c_int * 1)(rank), 1, 0, owns_result=True)
     opening.wait()
-    number = _native.quick.hvd_op_process_set(opening.pointer)
-    opening.release()
+    number = opening.answer(_native.quick.hvd_op_process_set)
     try:
         token = _cuda.cuda.empty((1,), torch.int32, device)
         where = describe(token)

@@ -245,9 +245,7 @@ class _Group:
         if not opening.wait_for(self._seconds):
             raise DistributedError(f"new_group({self._ranks}): not all of these ranks have called it within "
                                    f"{self._seconds:g} s")
-        number = quick.hvd_op_process_set(opening.pointer)
-        opening.release()
-        return number
+        return opening.answer(quick.hvd_op_process_set)
 
     def shutdown(self) -> None:
         """Gives the process set back; of the default group: closes the session if the group has opened it, when the
@@ -278,7 +276,7 @@ class _Group:
 
     def _close_set(self) -> None:
         try:
-            number = self._set if self._set is not None else quick.hvd_op_process_set(self._opening.pointer)
+            number = self._set if self._set is not None else self._opening.answer(quick.hvd_op_process_set)
             _ops.submit(lib.hvd_process_set_close_async, None, number)  # nobody waits for it
         except (RuntimeError, ValueError):
             pass  # the session is over, or a rank of the job: then so is the set
@@ -1018,7 +1016,7 @@ def _session_for(store: Any, rank: int, size: int) -> bool:
         if rank == 0:
             store.set(key, f"torch-{uuid.uuid4().hex[:16]}")
         fields["job"] = store.get(key).decode()
-    opened = basics.attach(fields)
+    opened = basics.attach(lambda: fields)
     session = _session.current()
     if (session.rank, session.size) != (rank, size):
         raise RuntimeError(f"init_process_group: this process is rank {rank} of {size} for torch, but hvd.init() has made "

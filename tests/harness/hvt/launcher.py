@@ -70,6 +70,12 @@ class Launcher:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
+def send_again(process: subprocess.Popen, number: signal.Signals) -> None:
+    """A second signal to hvdrun, late enough to kill."""
+    time.sleep(0.25)  # not a wait for something: those that come together, within 200 ms, do not kill
+    process.send_signal(number)
+
+
 def line_of(stream, pattern: bytes, seconds: float = 15) -> bytes:
     """Reads until a line matches."""
     deadline = time.monotonic() + scaled(seconds)

@@ -227,24 +227,42 @@ def follow_a_state(hvd: Any, state: Any, values: Any, change: Any) -> None:
 
 def check_states(hvd: Any) -> None:
     from hvd.tensorflow import elastic
-    rank, own = hvd.rank(), {"epoch": 10 + hvd.rank(), "seen": [hvd.rank()]}
+    rank = hvd.rank()
+
+    def own() -> dict[str, Any]:
+        return {"epoch": 10 + rank, "seen": [rank]}
     variables = [tf.Variable(tf.fill([2, 3], float(rank))), tf.Variable(float(rank), dtype=tf.float64)]
 
     def numbers(arrays: Any) -> list[float]:
         return [float(number) for array in arrays for number in np.ravel(array)]
-    follow_a_state(hvd, elastic.TensorFlowState(variables, **own), lambda: numbers(one.numpy() for one in variables),
+    follow_a_state(hvd, elastic.TensorFlowState(variables, **own()), lambda: numbers(one.numpy() for one in variables),
                    lambda number: [one.assign(tf.fill(one.shape, tf.cast(number, one.dtype))) for one in variables])
     model = tf.keras.Sequential([tf.keras.layers.Dense(2, use_bias=False)])
     with pytest.raises(ValueError, match="has no variables yet"):
         elastic.TensorFlowKerasState(model, tf.keras.optimizers.SGD())
     model.build((None, 3))
     model.set_weights([np.full([3, 2], float(rank))])
-    follow_a_state(hvd, elastic.TensorFlowKerasState(model, **own), lambda: numbers(model.get_weights()),
+    follow_a_state(hvd, elastic.TensorFlowKerasState(model, **own()), lambda: numbers(model.get_weights()),
                    lambda number: model.set_weights([np.full([3, 2], number)]))
     state = elastic.TensorFlowState([tf.Variable(float(rank))], epoch=rank)
     assert elastic.run(lambda given: (given.epoch, float(given.variables[0])))(state) == (0, 0.0)
     with pytest.raises(ValueError, match="no variables to keep"):
         elastic.TensorFlowState()
+    state.on_hosts_updated(0.0, 0)
+    state.reset()
+    if hvd.size() > 1:
+        check_states_that_differ(hvd, elastic)
+
+
+def check_states_that_differ(hvd: Any, elastic: Any) -> None:
+    for shapes, text in (([[2]] * (2 if hvd.rank() == 0 else 1), r"different numbers of variables \(rank 0 has 2, rank 1 has 1"),
+                         ([[2], [3 + hvd.rank()]], r"disagree on variable 1: rank 0 has float32 \[3\]")):
+        state = elastic.TensorFlowState([tf.Variable(tf.zeros(shape)) for shape in shapes])
+        with pytest.raises(ValueError, match=text):
+            state.sync()
+    state.variables = state.variables[:1]
+    with pytest.raises(ValueError, match="2 variables were saved, and now there are 1"):
+        state.restore()
 
 
 def check_states_of_sessions(hvd: Any) -> None:

@@ -198,7 +198,54 @@ def case_elastic(keras, hvd):
         np.testing.assert_array_equal(one, other)
 
     state.epoch = hvd.rank() + 3
+    from hvd.tensorflow import elastic
+    assert hvd.elastic.run is elastic.run
     assert hvd.elastic.run(lambda given: given.epoch)(state) == 3
+
+
+def numbers_of(model):
+    from hvd._keras.variables import variables_of
+    return [np.asarray(variable) for variable in variables_of(model.optimizer)]
+
+
+def case_elastic_where_only_rank_0_has_trained(keras, hvd):
+    """The others' optimizers get the slots too; restore() to before there were any makes them zeroes."""
+    from hvd._keras.variables import build, variables_of
+    model = make_model(keras, hvd, hvd.DistributedOptimizer(keras.optimizers.Adam(0.1)))
+    few = len(numbers_of(model))
+    if hvd.rank() == 0:
+        build(model.optimizer, model.trainable_variables)
+        for variable in variables_of(model.optimizer):
+            variable.assign(np.full_like(np.asarray(variable), 0.5))
+    state = hvd.elastic.KerasState(model)
+    state.sync()
+    assert len(numbers_of(model)) > few and same_everywhere(hvd, [*numbers_of(model), *model.get_weights()])
+    assert sum(bool((array == 0.5).all()) for array in numbers_of(model)) >= 8
+
+    model = make_model(keras, hvd, hvd.DistributedOptimizer(keras.optimizers.Adam(0.1)))
+    state = hvd.elastic.KerasState(model)
+    saved = model.get_weights()
+    fit(model)
+    state.restore()
+    assert all((one == other).all() for one, other in zip(saved, model.get_weights()))
+    assert sum(bool(array.any()) for array in numbers_of(model)) == 1  # the learning rate
+
+
+def case_elastic_leaves_dropout_alone(keras, hvd):
+    if not is_keras_3(keras):
+        pytest.skip("only Keras 3 has it")
+    from hvd._keras.variables import random_states_of
+    model = keras.Sequential([keras.layers.Dense(2), keras.layers.Dropout(0.5)])
+    model.build((None, 3))
+    state_of_dropout, = random_states_of(model)
+    state_of_dropout.assign(np.asarray(state_of_dropout) + hvd.rank())
+    state = hvd.elastic.KerasState(model)
+    saved = np.asarray(state_of_dropout)
+    state.sync()
+    assert not same_everywhere(hvd, [state_of_dropout]) and same_everywhere(hvd, model.get_weights()[:2])
+    state_of_dropout.assign(saved + 7)
+    state.restore()
+    np.testing.assert_array_equal(np.asarray(state_of_dropout), saved)
 
 
 CASES = cases_of(globals())

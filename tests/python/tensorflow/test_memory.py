@@ -194,7 +194,7 @@ def check_impossible() -> None:
     with pytest.raises(ValueError, match="HVD_TENSORFLOW_MEMORY is 'everything'; it must be 'private' or 'shared'"):
         hvd.init()
     with pytest.raises(ValueError, match="HVD_TENSORFLOW_MEMORY is 'everything'"):
-        _library._session.open_current()  # as the init() of another framework does
+        _library._session.open_current(dict)  # as the init() of another framework does
     assert not hvd.is_initialized()
 
 

@@ -146,10 +146,54 @@ def check_leavers(hvd):
         assert total(tf.ones(2)).numpy().tolist() == [hvd.size()] * 2
 
 
+def check_elastic_runs(hvd):
+    """run() raises HorovodInternalError in the place of the UnknownError of an op, and of no other."""
+    import tensorflow as tf
+    state = hvd.elastic.TensorFlowState([tf.Variable(1.0)])
+    last = hvd.rank() == hvd.size() - 1
+
+    def train(_state, call):
+        return call()
+
+    def fail():
+        raise tf.errors.UnknownError(None, None, "Failed to get convolution algorithm")
+    with pytest.raises(tf.errors.UnknownError, match="convolution"):
+        hvd.elastic.run(train)(state, fail)
+    wait = tf.function(lambda: hvd.allreduce(tf.ones(2), name="waited for"), autograph=False)
+    if last:
+        state.sync()
+    else:
+        with pytest.raises(hvd.HorovodInternalError, match=f"(?s)waited for.*rank {hvd.size() - 1}"):
+            hvd.elastic.run(train)(state, wait)
+    hvd.shutdown()
+    hvd.init()
+
+
+class Interrupted:
+    """A watcher of the session in whose closing() a signal handler raises."""
+
+    def closing(self, session):
+        raise KeyboardInterrupt
+
+    def stays(self, session):
+        pass
+
+
+def check_shutdown_that_is_interrupted(hvd):
+    import tensorflow as tf
+    from hvd import _session
+    watchers = _session.current().watchers
+    watchers.append(Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        hvd.shutdown()
+    watchers.pop()
+    assert hvd.allreduce(tf.ones(1), op=hvd.Sum).numpy().tolist() == [hvd.size()]
+
+
 def check_everything():
     tf, hvd = modes.start()
     for check in (check_arguments, check_arguments_of_running_ops, check_disagreements, check_strangers,
-                  check_names_in_flight, check_leavers):
+                  check_names_in_flight, check_leavers, check_elastic_runs, check_shutdown_that_is_interrupted):
         check(hvd)
     hvd.shutdown()
     with pytest.raises(tf.errors.FailedPreconditionError, match="init"):

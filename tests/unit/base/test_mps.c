@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Whose an MPS control daemon is, and what ends with it. The processes are shells that are called like NVIDIA's program, each
- * the leader of a session with two others in it: a server, and a process that was told of another directory. */
+ * the leader of a session with two others in it: a server, and a process that was told of another directory. One test has a server
+ * that becomes another program all the time. */
 #include "base/mps.h"
 
 #include "base/file.h"
@@ -14,6 +15,8 @@
 #include <sys/stat.h>
 
 #define PATIENCE_NS (20 * (int64_t)HVI_NS_SEC)
+#define KILLED_NS   (10 * (int64_t)HVI_NS_SEC) /* less than a sleep lasts */
+#define EXECS       60
 
 static char dir[64];
 static struct {
@@ -96,11 +99,48 @@ static void start_ours(void)
     start("/opt/" HVI_MPS_PROGRAM, in_dir(HVI_MPS_PIPES));
 }
 
+/* A server that becomes another program all the time, for 5 s at most. The leader of its session has ended: so it is this
+ * process's child. */
+static void start_busy(void)
+{
+    static const char loop[] = "exec /bin/sh -c \"$LOOP\"";
+    const struct rlimit some = {.rlim_cur = 5, .rlim_max = 10};
+    int ends[2];
+    char byte;
+
+    ck_assert_int_eq(pipe2(ends, O_CLOEXEC), 0);
+    started.control = fork();
+    if (started.control == 0) {
+        setsid();
+        if (fork() != 0)
+            _exit(0);
+        const pid_t server = getpid();
+        const bool is_said = write(ends[1], &server, sizeof server) == sizeof server;
+        setenv(HVI_MPS_PIPE_VAR, in_dir(HVI_MPS_PIPES), 1);
+        setenv("LOOP", loop, 1);
+        if (is_said && setrlimit(RLIMIT_CPU, &some) == 0)
+            execl("/bin/sh", "sh", "-c", loop, (char *)NULL);
+        _exit(1);
+    }
+    close(ends[1]);
+    ck_assert_int_eq(read(ends[0], &started.server, sizeof started.server), sizeof started.server);
+    ck_assert_int_eq(read(ends[0], &byte, 1), 0); /* it is a shell */
+    close(ends[0]);
+    ck_assert_int_eq(waitpid(started.control, NULL, 0), started.control);
+}
+
 static void expect_killed(pid_t pid)
 {
-    const int status = hvt_wait_child(pid);
+    const uint64_t deadline_ns = hvi_deadline_after(KILLED_NS);
+    const struct timespec pause = {0, 500000};
+    int status = 0;
 
-    ck_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+    while (waitpid(pid, &status, WNOHANG) == 0) {
+        ck_assert_msg(!hvi_deadline_passed(deadline_ns), "a process was not killed");
+        nanosleep(&pause, NULL);
+    }
+    ck_assert_msg(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL, "wait status %#x",
+                  (unsigned)status);
 }
 
 static bool lives(pid_t pid)
@@ -189,6 +229,17 @@ START_TEST(servers_that_have_outlived_it_are_killed)
 }
 END_TEST
 
+/* At some moment of that the kernel shows no environment. Without another look this failed in five runs of seven. */
+START_TEST(a_server_that_is_becoming_another_program_is_killed)
+{
+    for (int i = 0; i < EXECS; i++) {
+        start_busy();
+        hvi_mps_kill(dir, started.control);
+        expect_killed(started.server);
+    }
+}
+END_TEST
+
 static void make_folders(void)
 {
     static const char *const folders[] = {HVI_MPS_PIPES, HVI_MPS_LOGS, HVI_MPS_LOGS "/old"};
@@ -231,6 +282,7 @@ int main(void)
     tcase_add_test(tcase, a_file_that_names_no_process_leads_to_none);
     tcase_add_test(tcase, it_is_killed_with_its_servers_and_nothing_else_of_its_session_is);
     tcase_add_test(tcase, servers_that_have_outlived_it_are_killed);
+    tcase_add_test(tcase, a_server_that_is_becoming_another_program_is_killed);
     tcase_add_test(tcase,
                    its_folders_are_removed_with_it_and_stay_where_no_file_says_that_they_are_its);
     suite_add_tcase(suite, tcase);

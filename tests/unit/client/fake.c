@@ -12,6 +12,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -58,6 +59,8 @@ struct hvt_fake {
     bool own_dir;
     int listen_fd, stop_fd;
     pthread_t thread;
+    atomic_bool
+        runs; /* a test that forks finds no lock of a thread's beginning taken, which a sanitizer has */
     pthread_mutex_t mutex; /* guards everything below and in the sessions, but for manual rings */
     struct hvi_region bell_region;
     struct hvi_bell_page *bell;
@@ -294,6 +297,11 @@ static void remove_region(struct hvt_fake_session *session, const struct hvi_reg
     struct fake_region *region = find_region(session, remove->region);
     if (session->fake->script.keeps)
         return;
+    if (session->fake->script.busy > 0) {
+        session->fake->script.busy--;
+        send_ack(session, remove->request, HVD_ERR_BUSY, "in use");
+        return;
+    }
     if (region) {
         hvi_region_fini(&region->map);
         region->id = 0;
@@ -581,6 +589,7 @@ static void *run(void *argument)
 {
     struct hvt_fake *fake = argument;
     struct pollfd set[2 + 2 * SESSIONS];
+    atomic_store(&fake->runs, true);
     for (;;) {
         pthread_mutex_lock(&fake->mutex);
         uint32_t count = poll_set(fake, set);
@@ -627,6 +636,8 @@ struct hvt_fake *hvt_fake_start_at(const struct hvt_fake_script *script, const c
     atomic_store(&fake->bell->engine_sleeping, 1); /* we always sleep in poll */
     init_mutex(&fake->mutex);
     HVI_ASSERT(pthread_create(&fake->thread, NULL, run, fake) == 0);
+    while (!atomic_load(&fake->runs))
+        usleep(100);
     return fake;
 }
 
@@ -699,6 +710,14 @@ const char *hvt_fake_setting(struct hvt_fake *fake, const char *name)
 const char *hvt_fake_identity(struct hvt_fake *fake)
 {
     return fake->identity;
+}
+
+uint32_t hvt_fake_requests(struct hvt_fake *fake)
+{
+    pthread_mutex_lock(&fake->mutex);
+    uint32_t requests = fake->connections;
+    pthread_mutex_unlock(&fake->mutex);
+    return requests;
 }
 
 struct hvt_fake_session *hvt_fake_session(struct hvt_fake *fake, uint32_t n)

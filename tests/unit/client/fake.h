@@ -47,6 +47,7 @@ struct hvt_fake_script {
     const char *timeline_text;
     bool mute;           /* no Ack at all */
     bool keeps;          /* no Ack of RegionRemove */
+    uint32_t busy;       /* so many RegionRemove are answered with HVD_ERR_BUSY first */
     uint64_t features;   /* of the channel: HVI_FEATURE_* */
     bool fabric;         /* it takes fabric handles */
     uint64_t silence_ns; /* of the bell page, whose beat is the test's */
@@ -68,6 +69,8 @@ struct hvi_bell_page *hvt_fake_bell(const struct hvt_fake *fake);
 const char *hvt_fake_setting(struct hvt_fake *fake, const char *name);
 /* The identity of the last AttachRequest as "job rank/size local/size cross/size origin". */
 const char *hvt_fake_identity(struct hvt_fake *fake);
+/* AttachRequests that have come. */
+uint32_t hvt_fake_requests(struct hvt_fake *fake);
 /* The n-th attached session; waits for it. */
 struct hvt_fake_session *hvt_fake_session(struct hvt_fake *fake, uint32_t n);
 

@@ -481,32 +481,45 @@ START_TEST(the_settings_of_ranks_that_came_before_order_hold)
 }
 END_TEST
 
-START_TEST(a_region_that_a_held_op_may_name_stays)
+static void add_region(struct hvt_peer *peer, uint32_t region)
 {
-    struct hvt_peer *peer = &bench.peers[0];
     struct hvi_packet_msg msg = {.kind = HVI_PACKET_REGION_ADD,
-                                 .region_add = {.request = 1, .region = 1}};
+                                 .region_add = {.request = 1, .region = region}};
 
-    attach_all();
-    ck_assert_int_eq(hvi_region_create("hvt", 4096, &peer->regions[0]), HVI_OK);
-    msg.region_add.bytes = peer->regions[0].bytes;
-    hvt_peer_send(peer, &msg, peer->regions[0].fd);
+    ck_assert_int_eq(hvi_region_create("hvt", 4096, &peer->regions[region - 1]), HVI_OK);
+    msg.region_add.bytes = peer->regions[region - 1].bytes;
+    hvt_peer_send(peer, &msg, peer->regions[region - 1].fd);
     hvt_bench_turn(&bench);
     ck_assert(hvt_peer_expect(peer, HVI_PACKET_ACK, &msg));
     ck_assert_int_eq(msg.ack.status, HVI_OK);
-    for (int i = 0; i < 2; i++) {
-        if (i == 0)
-            submit(0);
-        else
-            meet();
-        hvt_peer_send(peer,
-                      &(struct hvi_packet_msg){.kind = HVI_PACKET_REGION_REMOVE,
-                                               .region_remove = {.request = 2, .region = 1}},
-                      -1);
-        hvt_bench_turn(&bench);
-        ck_assert(hvt_peer_expect(peer, HVI_PACKET_ACK, &msg));
-        ck_assert_int_eq(msg.ack.status, i == 0 ? HVI_ERR_BUSY : HVI_OK);
-    }
+}
+
+static int remove_region(struct hvt_peer *peer, uint32_t region)
+{
+    struct hvi_packet_msg msg = {.kind = HVI_PACKET_REGION_REMOVE,
+                                 .region_remove = {.request = 2, .region = region}};
+
+    hvt_peer_send(peer, &msg, -1);
+    hvt_bench_turn(&bench);
+    ck_assert(hvt_peer_expect(peer, HVI_PACKET_ACK, &msg));
+    return msg.ack.status;
+}
+
+START_TEST(a_region_that_a_held_op_names_stays_and_others_go)
+{
+    struct hvt_peer *peer = &bench.peers[0];
+
+    attach_all();
+    add_region(peer, 1);
+    add_region(peer, 2);
+    submit(0);
+    struct hvi_submission op = hvt_peer_op(peer, HVI_KIND_ALLREDUCE, HVI_DTYPE_FLOAT32, 8, 2);
+    hvt_peer_name(peer, &op, 2, "v");
+    hvt_peer_submit(peer, &op);
+    ck_assert_int_eq(remove_region(peer, 2), HVI_ERR_BUSY);
+    ck_assert_int_eq(remove_region(peer, 1), HVI_OK);
+    meet();
+    ck_assert_int_eq(remove_region(peer, 1), HVI_ERR_NOT_FOUND);
 }
 END_TEST
 
@@ -1110,7 +1123,7 @@ int main(void)
     tcase_add_test(tcase, what_the_kernel_has_no_memory_for_is_said_a_moment_later);
     tcase_add_test(tcase, what_ranks_submit_is_held_until_all_nodes_are_there);
     tcase_add_test(tcase, the_settings_of_ranks_that_came_before_order_hold);
-    tcase_add_test(tcase, a_region_that_a_held_op_may_name_stays);
+    tcase_add_test(tcase, a_region_that_a_held_op_names_stays_and_others_go);
     tcase_add_test(tcase, what_is_waited_for_is_in_the_table_of_stalls);
     tcase_add_loop_test(tcase, a_roster_that_cannot_be_ends_every_session, 0,
                         sizeof spoil / sizeof spoil[0]);

@@ -4,6 +4,7 @@
 
 #include <pthread.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #define POISON ((uint64_t)INT64_MAX)
 
@@ -312,6 +313,85 @@ START_TEST(a_close_waits_for_gated_streams_and_other_calls_wait_for_it)
 }
 END_TEST
 
+#define CHUNK ((size_t)2 << 20)
+
+static const struct hvi_cu_access mine = {{1, 0}, FAKE_READ_WRITE};
+static hvi_cu_allocation chunk;
+static int pool_fd;
+
+static int map_chunk(void)
+{
+    return hvt_cu.map(memory, CHUNK, 0, chunk, 0);
+}
+
+static int give_access(void)
+{
+    return hvt_cu.set_access(memory, CHUNK, &mine, 1);
+}
+
+static int unmap_chunk(void)
+{
+    return hvt_cu.unmap(memory, CHUNK);
+}
+
+static int import_pool(void)
+{
+    void *pool;
+    return hvt_cu.pool_import(&pool, (void *)(intptr_t)pool_fd, HVI_CU_HANDLE_FD, 0);
+}
+
+static void make_pool(void)
+{
+    const struct fake_pool_properties properties = {
+        .type = 1, .handle_types = HVI_CU_HANDLE_FD, .location = {1, 0}};
+    int (*make)(void **, const struct fake_pool_properties *);
+    void *symbol = hvt_cu_symbol("cuMemPoolCreate"), *pool;
+
+    memcpy(&make, &symbol, sizeof(make));
+    HVT_CU(make(&pool, &properties));
+    HVT_CU(hvt_cu.pool_export(&pool_fd, pool, HVI_CU_HANDLE_FD, 0));
+}
+
+/* What the worker calls to open and to close memory of VMM and of pools. */
+START_TEST(with_strict_synchronisation_a_mapping_and_a_pool_wait_for_gated_streams)
+{
+    static int (*const calls[])(void) = {map_chunk, give_access, unmap_chunk, import_pool};
+    const struct hvi_cu_allocation_properties properties = {
+        .type = 1, .handle_types = HVI_CU_HANDLE_FD, .location = {1, 0}};
+    struct beside call = {.is_over = false};
+
+    hvt_cu_begin(_i < 4 ? "sync=strict" : "", "", 0);
+    hvi_cu_stream gated = hvt_cu_stream();
+    HVT_CU(hvt_cu.create(&chunk, CHUNK, &properties, 0));
+    HVT_CU(hvt_cu.reserve(&memory, CHUNK, 0, 0, 0));
+    make_pool();
+    if (_i % 4 == 1 || _i % 4 == 2)
+        HVT_CU(map_chunk());
+    HVT_CU(hvt_cu.wait64(gated, host_word(), 1, 0));
+    begin_beside(&call, calls[_i % 4]);
+    hvt_nap(20);
+    ck_assert_int_eq(atomic_load(&call.is_over), _i >= 4);
+    atomic_store(page, 1);
+    pthread_join(call.thread, NULL);
+    ck_assert(hvt_cu_ends(gated));
+    close(pool_fd);
+}
+END_TEST
+
+static void connect_otherwise(void)
+{
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "31", 1);
+    hvt_cu_begin("", "connections@32", 0);
+}
+
+START_TEST(a_process_with_other_connections_than_it_should_have_is_blamed)
+{
+    hvt_expect_blame(connect_otherwise, "CUDA_DEVICE_MAX_CONNECTIONS is 31, and not 32");
+    setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
+    hvt_cu_begin("", "connections@32", 0);
+}
+END_TEST
+
 START_TEST(everything_in_a_stream_may_be_late)
 {
     struct timespec before, after;
@@ -427,6 +507,9 @@ int main(void)
     tcase_add_test(tcase, a_stream_that_is_destroyed_does_what_it_has);
     tcase_add_loop_test(tcase, with_strict_synchronisation_an_allocation_waits_for_gated_streams, 0,
                         2);
+    tcase_add_loop_test(
+        tcase, with_strict_synchronisation_a_mapping_and_a_pool_wait_for_gated_streams, 0, 8);
+    tcase_add_test(tcase, a_process_with_other_connections_than_it_should_have_is_blamed);
     tcase_add_loop_test(tcase, a_close_waits_for_gated_streams_and_other_calls_wait_for_it, 0, 2);
     tcase_add_test(tcase, the_time_between_events_is_known_when_both_are_over_and_have_one);
     tcase_add_test(tcase, everything_in_a_stream_may_be_late);

@@ -41,8 +41,71 @@ static struct hvi_packet_msg roster;
 static struct hvi_admin_reply rows;
 static void *context, *stranger;
 
+/* ---- what strangers say ---- */
+
+#define SAYINGS_MAX 4
+#define REPEAT_NS   (500 * HVI_NS_MS)
+
+/* A stranger says all of them twice a second, as a gate does: libzmq cuts connections on a machine that stood still for a second, and
+ * loses what was on its way. */
+static struct saying {
+    void *zmq;
+    char first[GATE_ROUTE_TEXT]; /* the frame before; "": none */
+    unsigned char bytes[1024];
+    size_t length;
+} sayings[SAYINGS_MAX];
+static size_t saying_count;
+static uint64_t repeat_ns;
+
+static bool transmit(const struct saying *saying)
+{
+    const size_t route = strlen(saying->first);
+    void *zmq = saying->zmq;
+
+    if (route > 0 && zmq_send(zmq, saying->first, route, ZMQ_SNDMORE | ZMQ_DONTWAIT) < 0)
+        return false;
+    return zmq_send(zmq, saying->bytes, saying->length, ZMQ_DONTWAIT) == (int)saying->length;
+}
+
+static void say_again(void)
+{
+    if (hvi_clock_ns() < repeat_ns)
+        return;
+    for (size_t i = 0; i < saying_count; i++)
+        (void)transmit(&sayings[i]);
+    repeat_ns = hvi_clock_ns() + REPEAT_NS;
+}
+
+static void forget_sayings(void)
+{
+    saying_count = 0;
+}
+
+/* After what was said before. */
+static void say_too(void *zmq, const char *first, const void *bytes, size_t length)
+{
+    struct saying *saying = &sayings[saying_count++];
+
+    ck_assert_uint_le(saying_count, SAYINGS_MAX);
+    ck_assert_uint_le(length, sizeof(saying->bytes));
+    saying->zmq = zmq;
+    snprintf(saying->first, sizeof(saying->first), "%s", first);
+    memcpy(saying->bytes, bytes, length);
+    saying->length = length;
+    ck_assert(transmit(saying));
+    repeat_ns = hvi_clock_ns() + REPEAT_NS;
+}
+
+/* Instead of what was said before. */
+static void say(void *zmq, const char *first, const void *bytes, size_t length)
+{
+    forget_sayings();
+    say_too(zmq, first, bytes, length);
+}
+
 static void turn(void)
 {
+    say_again();
     for (int i = 0; i < SIDES; i++) {
         if (!sides[i].silent)
             sides[i].gate.heard_ns = hvi_clock_ns();
@@ -399,6 +462,7 @@ static uint32_t stranger_listen(void)
     stranger = zmq_socket(context, ZMQ_ROUTER);
     ck_assert_ptr_nonnull(stranger);
     set_int(stranger, ZMQ_LINGER, 0);
+    set_int(stranger, ZMQ_ROUTER_HANDOVER, 1); /* as a gate: a node that connects again is heard */
     set_int(stranger, ZMQ_CURVE_SERVER, 1);
     set_text(stranger, ZMQ_CURVE_SECRETKEY, server.secret);
     ck_assert_int_eq(zmq_bind(stranger, "tcp://127.0.0.1:*"), 0);
@@ -422,6 +486,7 @@ static struct hvi_mesh_msg message(enum hvi_mesh_kind kind, uint64_t node, uint6
     return msg;
 }
 
+/* Once. */
 static void send_msg(void *zmq, const struct hvi_mesh_msg *msg)
 {
     static unsigned char bytes[HVI_MESH_BYTES_MAX];
@@ -431,11 +496,22 @@ static void send_msg(void *zmq, const struct hvi_mesh_msg *msg)
     send_bytes(zmq, bytes, length, 0);
 }
 
+/* A numbered message counts only after those before it: they are said again, too. */
+static void say_msg(void *zmq, const char *route, const struct hvi_mesh_msg *msg)
+{
+    static unsigned char bytes[HVI_MESH_BYTES_MAX];
+    size_t length;
+
+    ck_assert_int_eq(hvi_mesh_msg_encode(msg, bytes, sizeof(bytes), &length), HVI_OK);
+    if (msg->number <= 1)
+        forget_sayings();
+    say_too(zmq, route, bytes, length);
+}
+
 /* `route`: of the node that is to hear it. */
 static void stranger_say(const char *route, const struct hvi_mesh_msg *msg)
 {
-    send_bytes(stranger, route, strlen(route), ZMQ_SNDMORE);
-    send_msg(stranger, msg);
+    say_msg(stranger, route, msg);
 }
 
 static void say_hello(void *zmq, uint64_t node, const char *name)
@@ -444,7 +520,7 @@ static void say_hello(void *zmq, uint64_t node, const char *name)
 
     snprintf(msg.hello.name, sizeof(msg.hello.name), "%s", name);
     snprintf(msg.hello.announced, sizeof(msg.hello.announced), "192.0.2.7");
-    send_msg(zmq, &msg);
+    say_msg(zmq, "", &msg);
 }
 
 /* What the gate says next, the last frame of it; the caller frees it. */
@@ -660,14 +736,14 @@ START_TEST(a_hello_that_is_repeated_is_not_answered_with_all_hosts_again)
     ck_assert_uint_eq(heard_msg.hosts.host_count, 1);
     hvi_mesh_msg_free(&heard_msg);
     again.heard = 2;
-    send_msg(zmq, &again);
+    say_msg(zmq, "", &again);
     wait_log("a node has joined the mesh", 2);
     for (int i = 0; i < 10; i++) { /* signs of life */
         heard_msg = stranger_hear(zmq);
         ck_assert(heard_msg.kind != HVI_MESH_HOSTS || heard_msg.number <= 2);
         again.number = 0;
         again.kind = HVI_MESH_NONE;
-        send_msg(zmq, &again);
+        say_msg(zmq, "", &again);
         hvi_mesh_msg_free(&heard_msg);
     }
     zmq_close(zmq);
@@ -1267,10 +1343,9 @@ START_TEST(bytes_of_a_node_that_are_no_message_change_nothing)
     uint32_t port = listen_at(&sides[0]);
 
     stranger = stranger_join(port, &stranger_key, "00000000000000ee");
-    send_bytes(stranger, "nonsense", 8, 0);
+    say(stranger, "", "nonsense", 8);
     wait_log("a message of the mesh cannot be read", 1);
-    send_bytes(stranger, "two", 3, ZMQ_SNDMORE);
-    send_bytes(stranger, "frames", 6, 0);
+    say(stranger, "two", "frames", 6);
     wait_log("a message of the mesh has the wrong form", 1);
     ck_assert_uint_eq(rows_of(&sides[0])->node_count, 1);
     say_hello(stranger, 0xee, "quiet");
@@ -1304,6 +1379,7 @@ START_TEST(what_a_connection_has_left_unread_is_no_fault_when_its_node_comes_aga
     wait_row(&sides[0], 1, "joined");
     say_hello(stranger, 0xee, "node");
     wait_row(&sides[0], 2, "joined");
+    forget_sayings();
     send_signs(other, 0xdd);
     send_signs(stranger, 0xee);
     let_libzmq_work();
@@ -1325,7 +1401,7 @@ START_TEST(a_peer_without_a_name_is_refused)
     uint32_t port = listen_at(&sides[0]);
 
     stranger = stranger_join(port, &stranger_key, "");
-    send_bytes(stranger, "nonsense", 8, 0);
+    say(stranger, "", "nonsense", 8);
     wait_log("a message of the mesh has the wrong form", 1);
     ck_assert_uint_eq(rows_of(&sides[0])->node_count, 1);
 }
@@ -1363,13 +1439,13 @@ START_TEST(a_node_may_not_say_what_a_rendezvous_says)
     say_hello(stranger, 0xee, "liar");
     msg.node_roster = (struct hvi_node_roster){
         .job = "job", .registration = 1, .roster = said.node, .roster_bytes = said.node_bytes};
-    send_msg(stranger, &msg);
+    say_msg(stranger, "", &msg);
     wait_log("a node says what it may not say", 1);
     sides[0].gate.mesh->logged_ns = 0;
     msg = message(HVI_MESH_NODE_REGISTER, 0xee, 3);
     said.node_bytes--;
     msg.node_register = said;
-    send_msg(stranger, &msg);
+    say_msg(stranger, "", &msg);
     wait_log("a node says what it may not say", 2);
     ck_assert_str_eq(wait_row(&sides[0], 1, "joined")->jobs, "");
 }
@@ -1384,8 +1460,8 @@ START_TEST(a_node_of_another_version_is_refused_with_both_versions)
     msg.oldest = 7;
     msg.newest = 9;
     stranger = stranger_join(port, &stranger_key, "00000000000000ee");
-    send_msg(stranger, &msg);
-    send_msg(stranger, &msg);
+    say_msg(stranger, "", &msg);
+    say_msg(stranger, "", &msg);
     for (int i = 0; i < 2; i++) {
         struct hvi_mesh_msg answer = stranger_hear(stranger);
         ck_assert_int_eq(answer.status, HVI_ERR_VERSION);
@@ -1416,13 +1492,25 @@ START_TEST(a_rendezvous_of_another_version_fails_the_jobs_with_its_sentence)
     stranger_say("000000000000000b", &answer);
     expect_error(&sides[1], "job", HVI_ERR_VERSION, "go away");
     ck_assert_str_eq(rows_of(&sides[1])->text, "go away");
-    answer.status = HVI_OK;
-    answer.oldest = answer.newest = 9;
     register_at(&sides[1], "next", 1, 1, 2);
     wait_jobs(&sides[1], 0, "job, next");
     stranger_say("000000000000000b", &answer);
+    expect_error(&sides[1], "next", HVI_ERR_VERSION, "go away");
+}
+END_TEST
+
+START_TEST(a_rendezvous_that_speaks_another_version_and_says_no_more_fails_the_jobs_too)
+{
+    uint32_t port = stranger_listen();
+    struct hvi_mesh_msg answer = message(HVI_MESH_NONE, 0xee, 0);
+
+    join_at(&sides[1], port);
+    register_at(&sides[1], "job", 1, 1, 2);
+    stranger_wait(stranger, HVI_MESH_HELLO);
+    answer.oldest = answer.newest = 9;
+    stranger_say("000000000000000b", &answer);
     wait_text(&sides[1], "speaks versions 9 to 9");
-    expect_error(&sides[1], "next", HVI_ERR_VERSION, "install the same hvdd on both");
+    expect_error(&sides[1], "job", HVI_ERR_VERSION, "install the same hvdd on both");
 }
 END_TEST
 
@@ -1490,8 +1578,7 @@ START_TEST(an_answer_that_is_repeated_is_told_once_and_one_that_was_not_asked_fo
     }
     ck_assert_str_eq(hear_roster(&sides[1], "job", 3)->text, "too many");
     ck_assert(hears_nothing(&sides[1]));
-    send_bytes(stranger, "000000000000000b", 16, ZMQ_SNDMORE);
-    send_bytes(stranger, "nonsense", 8, 0);
+    say(stranger, "000000000000000b", "nonsense", 8);
     wait_log("a message of the mesh cannot be read", 1);
     hvi_mesh_msg_free(&asked);
 }
@@ -1852,6 +1939,7 @@ START_TEST(
 {
     struct hvi_mesh_msg hello, answer = message(HVI_MESH_NONE, 0xee, 0);
     struct hvi_engine_roster *got;
+    uint64_t began_ns;
     uint32_t port;
 
     prepare_seeds();
@@ -1862,14 +1950,12 @@ START_TEST(
     disallow(2, 2);
     open_node(2);
     hello = stranger_wait(stranger, HVI_MESH_HELLO);
+    began_ns = hvi_clock_ns();
     register_at(&sides[2], "job", 1, 1, 2);
     answer.oldest = answer.newest = hello.newest + 1;
     stranger_say("000000000000000c", &answer);
-    for (uint64_t end = hvi_deadline_after(HVI_NS_SEC); !hvi_deadline_passed(end);)
-        turn();
-    ck_assert(!hears(&sides[2]));
-    stranger_say("000000000000000c", &answer);
     got = hear_roster(&sides[2], "job", 1);
+    ck_assert_uint_ge(hvi_clock_ns() - began_ns, 2 * HVI_NS_SEC);
     ck_assert_int_eq(got->status, HVI_ERR_VERSION);
     ck_assert_ptr_nonnull(strstr(got->text, "speaks versions 2 to 2 of the mesh, node gamma"));
 }
@@ -2457,6 +2543,8 @@ static void add_liars(Suite *suite)
     tcase_add_test(tcase, a_node_may_not_say_what_a_rendezvous_says);
     tcase_add_test(tcase, a_node_of_another_version_is_refused_with_both_versions);
     tcase_add_test(tcase, a_rendezvous_of_another_version_fails_the_jobs_with_its_sentence);
+    tcase_add_test(tcase,
+                   a_rendezvous_that_speaks_another_version_and_says_no_more_fails_the_jobs_too);
     tcase_add_test(tcase, what_a_rendezvous_told_before_it_began_anew_counts_no_more);
     tcase_add_test(tcase,
                    an_answer_that_is_repeated_is_told_once_and_one_that_was_not_asked_for_never);

@@ -207,6 +207,19 @@ void hvt_engine_page(struct hvt_worker *worker, uint32_t number, const struct hv
     hvt_engine_expect_ack(worker, worker->requests, HVI_OK);
 }
 
+/* Before its first import is answered. Where hvdd is there. */
+static void expect_used(struct hvt_worker *worker)
+{
+    if (worker->link_fd < 0 || worker->imports > 1)
+        return;
+    ck_assert_int_eq(hvi_packet_receive(worker->link_fd, &worker->packet, 0), HVI_OK);
+    ck_assert_int_eq(
+        hvi_gpu_msg_decode(worker->packet.bytes, worker->packet.length, &worker->msg, NULL, 0),
+        HVI_OK);
+    ck_assert_int_eq(worker->msg.kind, HVI_GPU_STATE);
+    ck_assert_uint_eq(worker->msg.state.row.imports, 1);
+}
+
 uint32_t hvt_engine_import(struct hvt_worker *worker, const struct hvi_cuda *cuda,
                            hvi_cu_ptr address, uint64_t size)
 {
@@ -231,6 +244,7 @@ uint32_t hvt_engine_import(struct hvt_worker *worker, const struct hvi_cuda *cud
     import->process_start = 1;
     hvt_worker_send(worker->engine_fd, &told, NULL, 0);
     hvt_engine_expect_ack(worker, worker->requests, HVI_OK);
+    expect_used(worker);
     return worker->imports;
 }
 

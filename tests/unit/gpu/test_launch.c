@@ -180,8 +180,7 @@ static void expect_asked(uint64_t count, bool are_waited_for, uint64_t kernels)
             hvi_fence_store_ready(&hvt_ranks[rank].fences, 1, hvt_ranks[rank].turn + 1);
     }
     const uint64_t batch = allreduce(2, count);
-    if (are_waited_for)
-        nap(20);
+    expect_launched(batch); /* with waits, where the gates are shut */
     open_gates();
     hvt_batch_expect(worker, batch);
     const struct hvt_asked asked = hvt_job_asked(0);

@@ -199,6 +199,27 @@ static void expect_asked(int gpu, uint64_t kernels, uint64_t memops, uint64_t nc
                   (unsigned)asked.kernels, (unsigned)asked.memops, (unsigned)asked.nccl);
 }
 
+/* Once all are in their streams, with waits for the gates. */
+static void open_late(void)
+{
+    const uint64_t end = hvi_deadline_after(HVT_PATIENCE_NS);
+
+    for (int gpu = 0; gpu < 2; gpu++) {
+        while (atomic_load(&both[gpu]->channel.header->launched) < both[gpu]->batches)
+            ck_assert(!hvi_deadline_passed(end));
+    }
+    open_gates();
+    expect_done();
+}
+
+static void large_work(void)
+{
+    const struct hvi_device_work work = hvt_job_work(HVI_KIND_ALLREDUCE, 1, LARGE);
+
+    publish(&work, -1, NULL);
+    open_late();
+}
+
 static void start_counted(const char *places)
 {
     const struct hvt_worker_wish wish = {.counts = true};
@@ -222,22 +243,15 @@ static void small_works(uint32_t works)
                      i * SMALL * sizeof(float));
         hvt_batch_publish(both[gpu]);
     }
-    nap(20);
-    open_gates();
-    expect_done();
+    open_late();
 }
 
 /* ADR 0020 counts them: a wait and what it writes in the end are two memory operations; a look at `skip` is a kernel,
  * before the first one of many blocks and before the first of these behind NCCL. */
 START_TEST(two_gpus_are_asked_for_what_was_predicted)
 {
-    const struct hvi_device_work large = hvt_job_work(HVI_KIND_ALLREDUCE, 1, LARGE);
-
     start_counted("01");
-    publish(&large, -1, NULL); /* way B */
-    nap(20);
-    open_gates();
-    expect_done();
+    large_work(); /* way B */
     for (int gpu = 0; gpu < 2; gpu++)
         expect_asked(gpu, 0, 2, 1);
     small_works(5); /* way C */
@@ -248,13 +262,8 @@ END_TEST
 
 START_TEST(a_gpu_with_several_ranks_is_asked_for_what_was_predicted)
 {
-    const struct hvi_device_work large = hvt_job_work(HVI_KIND_ALLREDUCE, 1, LARGE);
-
     start_counted("0011");
-    publish(&large, -1, NULL); /* way D */
-    nap(20);
-    open_gates();
-    expect_done();
+    large_work(); /* way D */
     for (int gpu = 0; gpu < 2; gpu++)
         expect_asked(gpu, 4, 2, 1);
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * A GPU's worker without a GPU, for tests of hvdd. What it does follows from the job's name: "up" serves; "options" does if it has
  * its options; "late" says which step it is at and no more; "fails" has no driver; "dies" ends once it has an engine; "deaf" stands
- * still once it is up; "garbage" says what only hvdd says. Of a next job it says that it has it, unless that is "stays", of which
+ * still once it is up; "garbage" says what only hvdd says; "unused" opens no memory, "opens" does so when it has an engine, and all
+ * others before they are up. Of a next job it says that it has it, unless that is "stays", of which
  * it says nothing; "lies", of which it says another number; or "ends", at which it ends. */
 #include "base/status.h"
 #include "proto/gpu.h"
@@ -35,6 +36,17 @@ static void say_state(enum hvi_gpu_state_number state, const char *text)
     say(&said);
 }
 
+static void say_up(uint32_t imports)
+{
+    struct hvi_gpu_msg said = {
+        .kind = HVI_GPU_STATE,
+        .state = {.state = HVI_GPU_UP,
+                  .has_row = true,
+                  .row = {.uuid = "GPU-ab", .name = "none", .state = "up", .imports = imports}}};
+
+    say(&said);
+}
+
 static void hear(void)
 {
     if (hvi_packet_receive(LINK_FD, &packet, UINT64_MAX) != HVI_OK)
@@ -59,7 +71,7 @@ static void begin(const char *job)
         say_state(HVI_GPU_FAILED, "no NVIDIA driver");
         _exit(1);
     }
-    say_state(HVI_GPU_UP, "");
+    say_up(strcmp(job, "unused") != 0 && strcmp(job, "opens") != 0);
     if (strcmp(job, "garbage") == 0)
         say(&(struct hvi_gpu_msg){.kind = HVI_GPU_STOP});
     while (strcmp(job, "deaf") == 0)
@@ -73,6 +85,8 @@ static void greet(const char *job, int fd)
         _exit(95);
     if (strcmp(job, "dies") == 0)
         _exit(7);
+    if (strcmp(job, "opens") == 0)
+        say_up(1);
     if (write(fd, "w", 1) != 1)
         _exit(92);
 }

@@ -397,10 +397,36 @@ START_TEST(a_worker_waits_idle_for_the_next_generation)
 }
 END_TEST
 
+/* Though it is not to be idle for long: such a GPU may be one that its job may not use. */
+START_TEST(a_worker_that_has_opened_no_memory_ends_with_its_engines)
+{
+    want(0, "unused", 1);
+    want(1, "unused", 2);
+    const uint64_t instance = expect(0, 0, 1, HVI_OK)->said.instance;
+    expect(1, 1, 2, HVI_OK);
+    node_gpu_engine_gone(&gpu, engine_at(0));
+    ck_assert_str_eq(state_of_first(), "up");
+    node_gpu_engine_gone(&gpu, engine_at(1));
+    ck_assert_str_eq(state_of_first(), "ending");
+    want(0, "unused", 3);
+    ck_assert_uint_ne(expect(2, 0, 3, HVI_OK)->said.instance, instance);
+}
+END_TEST
+
+START_TEST(what_a_worker_has_said_of_memory_counts_before_it_is_read)
+{
+    want(0, "opens", 1);
+    expect_worker(expect(0, 0, 1, HVI_OK)); /* it has opened memory before */
+    node_gpu_engine_gone(&gpu, engine_at(0));
+    ck_assert_str_eq(state_of_first(), "idle");
+}
+END_TEST
+
+/* 0: that may be idle no time; 1: that has opened no memory. */
 START_TEST(an_engine_that_goes_before_its_worker_is_up_hears_nothing)
 {
-    config.gpu_idle = 0;
-    want(0, "up", 1);
+    config.gpu_idle = _i == 0 ? 0 : config.gpu_idle;
+    want(0, _i == 0 ? "up" : "unused", 1);
     node_gpu_engine_gone(&gpu, engine_at(0));
     run_until(no_worker, "its end");
     ck_assert_int_eq(answer_count, 0);
@@ -1054,7 +1080,9 @@ int main(void)
     tcase_add_test(tcase, a_worker_that_breaks_the_protocol_is_killed);
     tcase_add_test(tcase, an_engine_ends_a_worker_of_its_own_job_alone);
     tcase_add_test(tcase, a_worker_waits_idle_for_the_next_generation);
-    tcase_add_test(tcase, an_engine_that_goes_before_its_worker_is_up_hears_nothing);
+    tcase_add_test(tcase, a_worker_that_has_opened_no_memory_ends_with_its_engines);
+    tcase_add_test(tcase, what_a_worker_has_said_of_memory_counts_before_it_is_read);
+    tcase_add_loop_test(tcase, an_engine_that_goes_before_its_worker_is_up_hears_nothing, 0, 2);
     tcase_add_test(tcase, an_idle_worker_passes_to_the_next_job_of_its_user);
     tcase_add_loop_test(tcase, a_worker_does_not_pass_to_a_job, 0, 9);
     tcase_add_test(tcase, a_worker_passes_with_the_settings_that_it_was_told);

@@ -1,9 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  * What a gate is told of the mesh: options, the environment, and what became of the gate before it. */
+#include "base/place.h"
 #include "base/status.h"
 #include "daemon/node/node.h"
 #include "proto/gate.h"
 #include "tests/unit/hvt_main.h"
+
+#include <limits.h>
+#include <sched.h>
 
 static struct node node;
 static struct hvi_gate_start start;
@@ -45,6 +49,21 @@ START_TEST(a_hvdd_without_mesh_options_tells_its_gate_of_none)
     ck_assert_str_eq(start.interface, "");
     ck_assert_uint_ne(start.node, 0);
     ck_assert_str_ne(start.name, "");
+}
+END_TEST
+
+START_TEST(the_longest_name_of_a_host_is_cut)
+{
+    char name[HOST_NAME_MAX + 1];
+
+    if (hvt_skip_if(geteuid() != 0 || unshare(CLONE_NEWUTS) != 0, "only root can name a host"))
+        return;
+    memset(name, 'x', HOST_NAME_MAX);
+    name[HOST_NAME_MAX] = '\0';
+    ck_assert_int_eq(sethostname(name, HOST_NAME_MAX), 0);
+    fill();
+    name[HVI_NODE_NAME_MAX] = '\0';
+    ck_assert_str_eq(start.name, name);
 }
 END_TEST
 
@@ -263,6 +282,7 @@ int main(void)
 
     tcase_add_checked_fixture(tcase, setup, NULL);
     tcase_add_test(tcase, a_hvdd_without_mesh_options_tells_its_gate_of_none);
+    tcase_add_test(tcase, the_longest_name_of_a_host_is_cut);
     tcase_add_test(tcase, what_is_not_given_has_its_default);
     tcase_add_test(tcase, the_environment_gives_what_the_options_do_not);
     tcase_add_test(tcase, the_next_gate_listens_where_the_last_one_did);

@@ -122,6 +122,14 @@ static void run_until(bool (*is_so)(void), const char *what)
     }
 }
 
+static void show_children(void)
+{
+    char command[100];
+
+    snprintf(command, sizeof(command), "ps -o pid,sid,stat,wchan:20,args --ppid %d", (int)getpid());
+    (void)!system(command);
+}
+
 /* Until none is left; a server whose daemon was killed is this process's child. */
 static void expect_no_process(void)
 {
@@ -129,7 +137,10 @@ static void expect_no_process(void)
     const uint64_t deadline_ns = hvi_deadline_after(PATIENCE_NS);
 
     while (waitpid(-1, NULL, WNOHANG) >= 0) {
-        ck_assert_msg(!hvi_deadline_passed(deadline_ns), "a process is left");
+        if (hvi_deadline_passed(deadline_ns)) {
+            show_children();
+            ck_abort_msg("a process is left");
+        }
         nanosleep(&pause, NULL);
     }
 }
@@ -163,6 +174,17 @@ static void expect_text(const char *text, const char *part)
     ck_assert_msg(strstr(text, part) != NULL, "'%s' is not in '%s'", part, text);
 }
 
+/* Where it can run. A machine on which a shell does not get to listen within 3 s is late: it is tried again. */
+static void open_it(void)
+{
+    for (int i = 0; i < 3; i++) {
+        node_mps_open(&mps);
+        if (mps.on || strstr(mps.why, "does not listen after 3 s") == NULL)
+            break;
+    }
+    ck_assert_msg(mps.on, "%s", mps.why);
+}
+
 /* It runs, and hvdd says so. */
 static void expect_running(void)
 {
@@ -189,6 +211,12 @@ static void expect_none(const char *why)
 static bool has_ended(void)
 {
     return ended > 0;
+}
+
+/* The process that tells it to quit. */
+static bool has_told(void)
+{
+    return mps.quitting == 0;
 }
 
 static bool is_lost(void)
@@ -238,7 +266,7 @@ START_TEST(it_runs_before_hvdd_is_ready_and_sees_all_gpus_unless_they_are_named)
 
     if (devices[_i].set != NULL)
         setenv("CUDA_VISIBLE_DEVICES", devices[_i].set, 1);
-    node_mps_open(&mps);
+    open_it();
     expect_running();
     ck_assert(is_there("run/mps/control"));
     ck_assert_int_eq(stat(in_root("run/mps"), &info), 0);
@@ -260,7 +288,7 @@ START_TEST(the_users_own_folders_are_named_again_when_it_has_gone)
     snprintf(own, sizeof(own), "%s", in_root("own"));
     setenv(HVI_MPS_PIPE_VAR, "/run/own", 1);
     setenv(HVI_MPS_LOG_VAR, own, 1);
-    node_mps_open(&mps);
+    open_it();
     expect_running();
     ck_assert_str_eq(getenv(HVI_MPS_LOG_VAR), own); /* who has named one wants the log there */
     ck_assert(is_there("own/control.log"));
@@ -280,7 +308,7 @@ START_TEST(what_is_no_program_in_path_is_passed_over)
     write_file("bin/" HVI_MPS_PROGRAM, "#!/bin/sh\n", 0600);
     snprintf(path, sizeof(path), "bin:/nonexistent:%s/bin:%s/own::%s", root, root, path_before);
     setenv("PATH", path, 1);
-    node_mps_open(&mps);
+    open_it();
     expect_running();
     ck_assert_str_eq(mps.program, PLAYED_MPS "/" HVI_MPS_PROGRAM);
     ck_assert_int_eq(rmdir(in_root("own/" HVI_MPS_PROGRAM)), 0);
@@ -355,7 +383,7 @@ START_TEST(what_a_hvdd_has_left_that_was_killed_is_removed)
     ck_assert_int_eq(mkdir(in_root("run/mps"), 0700), 0);
     write_file("run/mps/old", "", 0600);
     write_file("run/mps.pid", "0\n", 0600);
-    node_mps_open(&mps);
+    open_it();
     expect_running();
     ck_assert(!is_there("run/mps/old"));
 }
@@ -365,10 +393,11 @@ END_TEST
 
 START_TEST(it_is_told_to_quit)
 {
-    node_mps_open(&mps);
+    open_it();
     ck_assert(node_mps_stop(&mps));
     ck_assert(node_mps_stop(&mps)); /* it has been told */
     run_until(has_ended, "its end");
+    run_until(has_told, "the end of the process that tells it");
     expect_text(log_of_it(), "quit -t 1\n");
     ck_assert_int_eq(ended, 1);
     ck_assert_int_eq(lost, 0);
@@ -388,7 +417,7 @@ static void let_it_be_late(void)
 START_TEST(one_that_is_deaf_to_quit_is_killed)
 {
     setenv("FAKEMPS", "deaf", 1);
-    node_mps_open(&mps);
+    open_it();
     ck_assert(node_mps_stop(&mps));
     let_it_be_late();
     run_until(has_ended, "its end");
@@ -403,7 +432,7 @@ END_TEST
 START_TEST(one_that_no_signal_ends_is_waited_for_no_longer)
 {
     setenv("FAKEMPS", "deaf", 1);
-    node_mps_open(&mps);
+    open_it();
     ck_assert(node_mps_stop(&mps));
     ck_assert_int_ge(sd_event_source_set_enabled(mps.exit, SD_EVENT_OFF), 0);
     let_it_be_late();
@@ -419,7 +448,7 @@ END_TEST
 
 START_TEST(one_that_cannot_be_told_is_killed_at_once)
 {
-    node_mps_open(&mps);
+    open_it();
     snprintf(mps.program, sizeof(mps.program), "%s", in_root("none"));
     ck_assert(node_mps_stop(&mps));
     run_until(has_ended, "its end");
@@ -427,13 +456,28 @@ START_TEST(one_that_cannot_be_told_is_killed_at_once)
 }
 END_TEST
 
+/* False: node_mps_close has not waited for the end of the process that tells it. */
+static bool ends_while_it_is_told(void)
+{
+    pid_t quitting;
+
+    open_it();
+    ck_assert(node_mps_stop(&mps));
+    quitting = mps.quitting;
+    ck_assert_int_gt(quitting, 0);
+    node_mps_close(&mps);
+    init();
+    return waitpid(quitting, NULL, WNOHANG) < 0;
+}
+
 START_TEST(hvdd_may_end_while_it_is_told)
 {
+    bool has_waited = false;
+
     setenv("FAKEMPS", "deaf", 1);
-    node_mps_open(&mps);
-    ck_assert(node_mps_stop(&mps));
-    ck_assert_int_gt(mps.quitting, 0);
-    node_mps_close(&mps);
+    for (int i = 0; i < 3 && !has_waited; i++) /* on a late machine 0.1 s may be too short */
+        has_waited = ends_while_it_is_told();
+    ck_assert(has_waited);
     expect_no_process();
     ck_assert_int_eq(ended, 0);
 }
@@ -443,7 +487,7 @@ START_TEST(one_that_ends_by_itself_is_started_again)
 {
     pid_t before;
 
-    node_mps_open(&mps);
+    open_it();
     before = mps.pid;
     kill(before, SIGKILL);
     run_until(is_lost, "its end");
@@ -467,7 +511,7 @@ START_TEST(one_that_cannot_be_started_again_yet_is_tried_until_it_can)
     snprintf(text, sizeof(text), "#!/bin/sh\nexec /bin/sh %s/%s \"$@\"\n", PLAYED_MPS,
              HVI_MPS_PROGRAM);
     write_program(text);
-    node_mps_open(&mps);
+    open_it();
     expect_running();
     write_program(BROKEN);
     kill(mps.pid, SIGKILL);
@@ -483,7 +527,7 @@ END_TEST
 
 START_TEST(one_that_ends_where_there_may_be_none_any_more_is_forgotten)
 {
-    node_mps_open(&mps);
+    open_it();
     config.gpu = 0;
     kill(mps.pid, SIGKILL);
     run_until(is_lost, "its end");
@@ -509,8 +553,8 @@ static pid_t leave_one(void)
             exit(1);
         init();
         mps.event = own;
-        node_mps_open(&mps);
-        exit(mps.on ? 0 : 1);
+        open_it();
+        exit(0);
     }
     ck_assert_int_eq(hvt_wait_child(earlier), 0);
     const pid_t pid = hvi_mps_find(rundir.path);

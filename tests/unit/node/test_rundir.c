@@ -298,17 +298,25 @@ END_TEST
 
 START_TEST(the_default_depends_on_the_user_and_the_session)
 {
-    char path[HVI_WIRE_PATH];
+    char session[] = "/tmp/hvt-session-XXXXXX", path[HVI_WIRE_PATH], expected[64];
+    const uid_t uid = geteuid() == 0 ? 54321 : geteuid();
 
-    setenv("XDG_RUNTIME_DIR", "/run/user/77", 1);
+    ck_assert_ptr_nonnull(mkdtemp(session));
+    ck_assert_int_eq(chown(session, uid, (gid_t)-1), 0);
+    setenv("XDG_RUNTIME_DIR", session, 1);
     ck_assert_int_eq(node_rundir_default(0, path, sizeof(path)), HVI_OK);
     ck_assert_str_eq(path, "/run/hvdd");
-    ck_assert_int_eq(node_rundir_default(54321, path, sizeof(path)), HVI_OK);
-    ck_assert_str_eq(path, "/run/user/77/hvdd");
+    ck_assert_int_eq(node_rundir_default(uid, path, sizeof(path)), HVI_OK);
+    snprintf(expected, sizeof(expected), "%s/hvdd", session);
+    ck_assert_str_eq(path, expected);
+    ck_assert_int_eq(rmdir(session), 0); /* as where su has taken the variable along */
+    ck_assert_int_eq(node_rundir_default(uid, path, sizeof(path)), HVI_OK);
+    snprintf(expected, sizeof(expected), "/tmp/hvdd-%u", (unsigned)uid);
+    ck_assert_str_eq(path, expected);
     unsetenv("XDG_RUNTIME_DIR");
-    ck_assert_int_eq(node_rundir_default(54321, path, sizeof(path)), HVI_OK);
-    ck_assert_str_eq(path, "/tmp/hvdd-54321");
-    ck_assert_int_eq(node_rundir_default(54321, path, 8), HVI_ERR_INVALID);
+    ck_assert_int_eq(node_rundir_default(uid, path, sizeof(path)), HVI_OK);
+    ck_assert_str_eq(path, expected);
+    ck_assert_int_eq(node_rundir_default(uid, path, 8), HVI_ERR_INVALID);
 }
 END_TEST
 

@@ -64,7 +64,7 @@ static void make_from_agent(unsigned index, struct hvi_launch_msg *msg)
         break;
     case 2:
         msg->kind = HVI_LAUNCH_READY;
-        msg->ready.torch_port = msg->ready.mesh_port = 65535;
+        msg->ready = (struct hvi_launch_ready){65535, 65535, "2001:db8::1"};
         break;
     case 3:
         msg->kind = HVI_LAUNCH_STARTED;

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tensorflow import keras
 
-from hvd._elastic import run
 from hvd._keras import _tensorflow, callbacks as _callbacks, elastic as _elastic
 from hvd._keras.elastic import KerasState
+from hvd.tensorflow.elastic import run
 
 _made = _callbacks.for_keras(keras, _tensorflow, __name__)
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from hvd._elastic import State
+from hvd import _session
+from hvd._elastic import State, copies_of
 from hvd.objects import broadcast_object
 from hvd.torch.elastic.sampler import ElasticSampler
 from hvd.torch.functions import broadcast_optimizer_state, broadcast_parameters
@@ -79,6 +80,20 @@ class SamplerStateHandler(_StateDictHandler):
         self.save()
 
 
+class ObjectStateHandler(_StateDictHandler):
+    """For other objects that have state_dict() and load_state_dict(): schedulers, which belong to an optimizer, and scalers of
+    gradients."""
+
+    def restore(self) -> None:
+        self.value.load_state_dict(copy.deepcopy(self._saved))
+
+    def sync(self) -> None:
+        found = broadcast_object(self.value.state_dict(), root_rank=0, name="object_state")
+        if _session.current().rank != 0:
+            self.value.load_state_dict(found)
+        self.save()
+
+
 _registry: list[tuple[Any, Any]] = [(torch.nn.Module, ModelStateHandler), (torch.optim.Optimizer, OptimizerStateHandler),
                                     (ElasticSampler, SamplerStateHandler)]
 
@@ -94,16 +109,38 @@ def set_handler_registry(registry: Sequence[tuple[Any, Any]]) -> None:
     _registry = list(registry)
 
 
+#: Where examples come from. A copy would not be what the loader of the script uses, and may be large.
+_DATA = (torch.utils.data.Dataset, torch.utils.data.Sampler, torch.utils.data.DataLoader)
+
+
+def _has_state(value: Any) -> bool:
+    return not isinstance(value, type) and hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+
+
 def _handler_of(value: Any) -> StateHandler | None:
     for kind, handler in _registry:
         if isinstance(value, kind):
             return handler(value)
-    return None
+    return ObjectStateHandler(value) if _has_state(value) and not isinstance(value, _DATA) else None
+
+
+def _stays(value: Any) -> bool:
+    """Whether a plain value is neither copied nor sent."""
+    return isinstance(value, _DATA) or _has_state(value)
+
+
+def _copy_of(value: Any, memo: dict[int, Any]) -> Any:
+    if _stays(value):
+        return value
+    if isinstance(value, torch.Tensor) and not value.is_leaf:  # a loss, for instance; torch copies no graph
+        return value.detach().clone()
+    return copy.deepcopy(value, memo)
 
 
 class TorchState(State):
-    """model, optimizer and each further keyword become attributes. Modules, optimizers and ElasticSamplers are saved by
-    their state dicts, everything else by copy.
+    """model, optimizer and each further keyword become attributes. What has a state dict (modules, optimizers, schedulers,
+    scalers, ElasticSamplers) is saved by that, and stays the object that it is. Data sets, loaders and other samplers stay as
+    they are; everything else is saved by copy.
 
     save(), restore(), sync() and commit() do their work in a job of fixed size; no host comes or goes yet."""
 
@@ -126,39 +163,45 @@ class TorchState(State):
             raise AttributeError(f"this state has no '{name}'") from None
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in self._handlers:
+        if name in self._handlers and value is not None:
             self._handlers[name].set_value(value)
-        elif name in self._plain:
+        elif name in self._handlers or name in self._plain:
+            self._handlers.pop(name, None)
             self._plain[name] = value
         else:
             object.__setattr__(self, name, value)
 
+    def _copies(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Copies of plain values. They refer to the objects of the handlers, not to copies of those."""
+        memo = {id(handler.value): handler.value for handler in self._handlers.values()}
+        return copies_of(values, type(self).__name__, _copy_of, memo)
+
     def save(self) -> None:
-        """Keeps a copy of everything in memory."""
-        for handler in self._handlers.values():
-            handler.save()
-        object.__setattr__(self, "_saved", copy.deepcopy(self._plain))
+        """Keeps a copy of everything in memory. Where that fails or is interrupted, what was saved before is still there."""
+        copies = self._copies(self._plain)
+        before = [(handler, dict(vars(handler))) for handler in self._handlers.values()]
+        try:
+            for handler in self._handlers.values():
+                handler.save()
+            object.__setattr__(self, "_saved", copies)
+        except BaseException:
+            for handler, attributes in before:
+                vars(handler).update(attributes)
+            raise
 
     def restore(self) -> None:
         """Back to the last save()."""
         for handler in self._handlers.values():
             handler.restore()
-        self._plain.update(copy.deepcopy(self._saved))
+        self._plain.update(self._copies(self._saved))
 
     def sync(self) -> None:
         """Makes everything rank 0's on every rank, and saves it. Collective over all ranks."""
         for handler in self._handlers.values():
             handler.sync()
-        self._plain.update(broadcast_object(self._plain, root_rank=0, name="torch_state"))
-        object.__setattr__(self, "_saved", copy.deepcopy(self._plain))
-
-    def on_reset(self) -> None:
-        """After the ranks have changed."""
-        self.reset()
-        super().on_reset()
-
-    def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
-        """Nothing: hosts do not come and go yet."""
+        sent = {name: value for name, value in self._plain.items() if not _stays(value)}
+        self._plain.update(broadcast_object(sent, root_rank=0, name="torch_state"))
+        object.__setattr__(self, "_saved", self._copies(self._plain))
 
     def reset(self) -> None:
         """Deals the samplers' remaining indices to the ranks there are now."""

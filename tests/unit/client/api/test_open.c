@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * hvd_open against daemons that are absent, refuse, lie or hang, and what is left behind afterwards: nothing. */
 #include "base/clock.h"
+#include "client/attach/reserve.h"
+#include "client/session/session.h"
 #include "proto/wire.h"
 #include "shm/slots.h"
 #include "tests/unit/client/count.h"
@@ -384,14 +386,34 @@ static const struct {
     int status;
     bool closed; /* before */
     bool detached;
-} exits[] = {{0, false, true}, {3, false, false}, {3, true, true}};
+    bool unread; /* an op that was released has ended, and no call has seen that */
+} exits[] = {{0, false, true, false},
+             {3, false, false, false},
+             {3, true, true, false},
+             {0, false, true, true}};
 
-static int leave_it_to_exit(struct hvt_fake *fake, bool closed)
+static void leave_unread(struct hvd_session *session)
+{
+    const struct hvi_channel_header *header = session->link.channel.header;
+    struct hvd_op *op;
+    uint32_t before = atomic_load(&header->cq_tail);
+    ck_assert_int_eq(hvd_barrier_async(session, "end", NULL, &op), HVD_OK);
+    hvd_op_free(op);
+    uint64_t deadline_ns = hvi_deadline_after(10000000000);
+    while (atomic_load(&header->cq_tail) == before && !hvi_deadline_passed(deadline_ns))
+        usleep(100);
+}
+
+static int leave_it_to_exit(struct hvt_fake *fake, bool closed, bool unread)
 {
     struct hvd_session *session = hvt_fake_open(fake);
 
+    if (unread) /* seen by the call, and by the exit */
+        leave_unread(session);
     if (hvd_close_at_exit(session) != HVD_OK || hvd_close_at_exit(session) != HVD_OK)
         return 90;
+    if (unread)
+        leave_unread(session);
     return closed ? hvd_close(session) : 0;
 }
 
@@ -403,7 +425,7 @@ START_TEST(a_good_exit_says_goodbye_and_a_bad_one_does_not)
     fflush(NULL);
     pid_t pid = fork();
     if (pid == 0) {
-        int wrong = leave_it_to_exit(fake, exits[_i].closed);
+        int wrong = leave_it_to_exit(fake, exits[_i].closed, exits[_i].unread);
         exit(wrong != 0 ? wrong : exits[_i].status);
     }
     int ended = hvt_wait_child(pid);
@@ -458,12 +480,10 @@ START_TEST(the_wait_of_close_comes_in_pieces)
     uint64_t start_ns = hvi_clock_ns();
     ck_assert_int_eq(hvd_close_wait(NULL, 0), HVD_OK);
     ck_assert_int_eq(hvd_close_wait(session, 0), HVD_INPROGRESS);
-    ck_assert_int_eq(hvd_close_wait(session, -1), HVD_INPROGRESS);
     ck_assert_int_eq(hvd_close_wait(session, 20000000), HVD_INPROGRESS);
     ck_assert_uint_ge(hvi_clock_ns() - start_ns, 20 * HVI_NS_MS);
     ck_assert_uint_lt(hvi_clock_ns() - start_ns, hvt_patience(500 * HVI_NS_MS));
-    while (hvd_close_wait(session, 20000000) == HVD_INPROGRESS) {
-    }
+    ck_assert_int_eq(hvd_close_wait(session, -1), HVD_ERR_TIMEOUT); /* to the end */
     ck_assert_uint_lt(hvi_clock_ns() - start_ns, hvt_patience(1500 * HVI_NS_MS));
     ck_assert_int_eq(hvd_close_wait(session, 20000000), HVD_ERR_TIMEOUT);
     ck_assert_ptr_nonnull(strstr(hvd_last_error(), "hvd_close_wait: the session is over, but"));
@@ -539,7 +559,8 @@ START_TEST(three_hundred_sessions_leave_nothing)
 }
 END_TEST
 
-/* The fake in a process of its own, with its own limits; it ends when `stop_fd` is closed. */
+/* The fake in a process of its own, with its own limits; it ends when `stop_fd` is closed, and its status is the number of
+ * AttachRequests. */
 static pid_t fake_process(const char *dir, int *stop_fd_p)
 {
     struct hvt_fake_script script = {0};
@@ -554,8 +575,9 @@ static pid_t fake_process(const char *dir, int *stop_fd_p)
         struct hvt_fake *fake = hvt_fake_start_at(&script, dir);
         ck_assert_int_eq(write(ready[1], &byte, 1), 1);
         ck_assert_int_eq(read(stop[0], &byte, 1), 0);
+        int requests = (int)hvt_fake_requests(fake);
         hvt_fake_stop(fake);
-        _exit(0);
+        _exit(requests);
     }
     close(stop[0]);
     ck_assert_int_eq(read(ready[0], &byte, 1), 1);
@@ -593,12 +615,81 @@ START_TEST(running_out_of_descriptors_is_an_error_at_every_step)
         ck_assert_int_eq(hvt_count_fds(), fds);
         ck_assert_int_eq(hvt_count_mappings(), 0);
     }
-    ck_assert_int_eq(failures, 5); /* the socket and four from the engine */
+    ck_assert_int_eq(failures, 6); /* the socket, and the five that an engine may send */
     hvd_close(session);
     close(stop_fd);
     ck_assert_int_eq(waitpid(pid, &status, 0), pid);
-    ck_assert_int_eq(status, 0);
+    ck_assert(WIFEXITED(status));
+    ck_assert_msg(WEXITSTATUS(status) == 1, "an engine has taken a rank that then failed");
     rmdir(dir);
+}
+END_TEST
+
+static void set_space(rlim_t bytes)
+{
+    struct rlimit limit;
+    ck_assert_int_eq(getrlimit(RLIMIT_AS, &limit), 0);
+    limit.rlim_cur = bytes < limit.rlim_max ? bytes : limit.rlim_max;
+    ck_assert_int_eq(setrlimit(RLIMIT_AS, &limit), 0);
+}
+
+/* What this process has mapped may grow by so much. */
+static void limit_space(uint64_t bytes)
+{
+    unsigned long pages = 0;
+    FILE *file = fopen("/proc/self/statm", "r");
+    ck_assert_ptr_nonnull(file);
+    ck_assert_int_eq(fscanf(file, "%lu", &pages), 1);
+    fclose(file);
+    set_space(pages * (rlim_t)sysconf(_SC_PAGESIZE) + bytes);
+}
+
+START_TEST(a_rank_that_has_no_room_for_a_channel_is_not_asked_for)
+{
+    struct client_reserve reserve;
+    int fds = hvt_count_fds();
+    limit_space(HVI_CHANNEL_BYTES - HVI_PAGE);
+    int rc = client_reserve_take(&reserve, 0);
+    set_space(RLIM_INFINITY);
+    ck_assert_int_eq(rc, HVD_ERR_NO_MEMORY);
+    ck_assert_ptr_nonnull(strstr(hvd_last_error(), "ulimit -v"));
+    ck_assert_int_eq(hvt_count_fds(), fds);
+    ck_assert_int_eq(client_reserve_take(&reserve, 0), HVD_OK);
+    ck_assert_int_eq(hvt_count_fds(), fds + (int)CLIENT_RESERVE_FDS);
+    client_reserve_drop(&reserve);
+    ck_assert_int_eq(hvt_count_fds(), fds);
+}
+END_TEST
+
+static char logged[HVI_TEXT_MAX + 1];
+
+static void keep_line(void *unused, enum hvd_log_level level, const char *text)
+{
+    (void)unused;
+    ck_assert_int_eq(level, HVD_LOG_WARN);
+    snprintf(logged, sizeof logged, "%s", text);
+}
+
+/* Some 270 MiB for 32 ranks. */
+START_TEST(a_rank_that_has_no_room_for_slots_does_without)
+{
+    struct hvd_session *session;
+    struct hvi_slots job;
+    ck_assert_int_eq(hvi_slots_create(32, &job), HVD_OK);
+    struct hvt_fake_script script = {.slots_fd = job.region.fd};
+    struct hvt_fake *fake = hvt_fake_start(&script);
+    options.address = hvt_fake_dir(fake);
+    options.size = 32;
+    options.log = keep_line;
+    limit_space(64u << 20);
+    ck_assert_msg(hvd_open(&options, &session) == HVD_OK, "%s", hvd_last_error());
+    set_space(RLIM_INFINITY);
+    ck_assert_int_eq(hvd_barrier(session, "b"), HVD_OK);
+    ck_assert_int_eq(hvd_barrier(session, "b"), HVD_OK);
+    ck_assert_ptr_nonnull(strstr(logged, "small ops go through the engine"));
+    hvd_close(session);
+    hvt_fake_stop(fake);
+    hvi_slots_fini(&job);
 }
 END_TEST
 
@@ -635,6 +726,8 @@ int main(void)
     tcase_add_test(tcase, an_engine_that_answers_ends_the_wait_of_close);
     tcase_add_test(tcase, three_hundred_sessions_leave_nothing);
     tcase_add_test(tcase, running_out_of_descriptors_is_an_error_at_every_step);
+    tcase_add_test(tcase, a_rank_that_has_no_room_for_a_channel_is_not_asked_for);
+    tcase_add_test(tcase, a_rank_that_has_no_room_for_slots_does_without);
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);
 }

@@ -439,7 +439,17 @@ START_TEST(finished_ops_that_nobody_releases_are_a_limit_of_their_own)
     ck_assert_int_eq(hvd_barrier_async(session, NULL, NULL, &op), HVD_ERR_LIMIT);
     ck_assert_ptr_nonnull(strstr(hvd_last_error(), "hvd_op_free"));
     hvd_op_free(ops[7]);
+    struct hvd_tensor pair[2] = {hvd_tensor_1d(memory, HVD_FLOAT32, 1),
+                                 hvd_tensor_1d(memory + 64, HVD_FLOAT32, 1)};
+    struct hvd_op *both[2];
+    ck_assert_msg(hvd_grouped_allreduce_async(session, "g", pair, pair, 2, HVD_SUM, NULL, both) ==
+                      HVD_ERR_LIMIT,
+                  "there is nothing to wait for");
+    ck_assert_ptr_nonnull(strstr(hvd_last_error(), "4095 finished ops"));
     ck_assert_int_eq(hvd_barrier_async(session, NULL, NULL, &ops[7]), HVD_OK);
+    ck_assert_int_eq(hvd_barrier_async(session, NULL, NULL, &op), HVD_ERR_RING_FULL);
+    ck_assert_msg(hvd_barrier(session, NULL) == HVD_ERR_LIMIT, "it may never end");
+    ck_assert_ptr_nonnull(strstr(hvd_last_error(), "hvd_op_free"));
     hvt_fake_done(engine, hvt_fake_take(engine).cookie, HVD_OK, NULL, -1);
     for (int i = 0; i < HVD_OPS_MAX; i++) {
         ck_assert_int_eq(hvd_wait(ops[i], 1000000000), HVD_OK);

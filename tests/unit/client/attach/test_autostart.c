@@ -200,6 +200,21 @@ START_TEST(a_job_of_several_nodes_has_a_daemon_that_meets_others)
 }
 END_TEST
 
+START_TEST(without_the_runtime_directory_that_the_environment_names_there_is_tmp)
+{
+    struct hvd_session *session;
+    char place[32];
+    setenv("XDG_RUNTIME_DIR", "/nonexistent", 1);
+    setenv("HVD_KEY_FILE", "/dev/null", 1);
+    snprintf(place, sizeof place, "n%d", (int)getpid());
+    span_to(place, "");
+    snprintf(dir, sizeof dir, "/tmp/hvdd-%u-%s", (unsigned)geteuid(), place);
+    ck_assert_msg(hvd_open(&options, &session) == HVD_OK, "%s", hvd_last_error());
+    ck_assert_str_eq(hvd_address(session), dir);
+    hvd_close(session);
+}
+END_TEST
+
 START_TEST(a_daemon_of_a_mesh_that_fails_is_told_with_the_variables_it_was_given)
 {
     struct hvd_session *session;
@@ -466,6 +481,7 @@ int main(int argc, char **argv)
     tcase_add_test(tcase, many_that_open_at_once_start_one);
     tcase_add_test(tcase, a_daemon_that_fails_has_last_words_and_leaves_nothing);
     tcase_add_test(tcase, a_job_of_several_nodes_has_a_daemon_that_meets_others);
+    tcase_add_test(tcase, without_the_runtime_directory_that_the_environment_names_there_is_tmp);
     tcase_add_test(tcase, a_daemon_of_a_mesh_that_fails_is_told_with_the_variables_it_was_given);
     tcase_add_test(tcase, a_rendezvous_without_a_key_file_is_a_sentence_that_says_how_to_make_one);
     tcase_add_test(tcase, a_log_that_was_asked_for_is_kept);

@@ -809,6 +809,42 @@ START_TEST(a_captured_stream_is_refused)
 }
 END_TEST
 
+START_TEST(a_captured_stream_waits_for_no_op)
+{
+    float *memory = alloc(BYTES);
+    struct hvd_op *op;
+    hvi_cu_stream captured;
+    struct hvi_submission slot = submit(memory, memory, stream, &op);
+    ck_assert_int_eq(cuda.stream_create(&captured, HVI_CU_STREAM_NON_BLOCKING), 0);
+    capture(captured);
+    ck_assert_int_eq(hvd_op_stream_wait(op, captured), HVD_ERR_UNSUPPORTED);
+    ck_assert_ptr_nonnull(strstr(hvd_last_error(), "captured into a CUDA graph"));
+    finish(op, &slot, HVD_OK);
+}
+END_TEST
+
+START_TEST(managed_and_locked_memory_goes_as_memory_of_the_host)
+{
+    int (*alloc_managed)(hvi_cu_ptr *, size_t, unsigned), (*host_alloc)(void **, size_t, unsigned);
+    void *managed_symbol = dlsym(cuda.library, "cuMemAllocManaged");
+    void *locked_symbol = dlsym(cuda.library, "cuMemHostAlloc");
+    hvi_cu_ptr managed;
+    void *locked;
+    struct hvd_op *op;
+    memcpy(&alloc_managed, &managed_symbol, sizeof(alloc_managed));
+    memcpy(&host_alloc, &locked_symbol, sizeof(host_alloc));
+    ck_assert_int_eq(alloc_managed(&managed, BYTES, 1), 0);
+    ck_assert_int_eq(host_alloc(&locked, BYTES, 0), 0);
+    float *const both[] = {(float *)(uintptr_t)managed, locked};
+    for (int i = 0; i < 2; i++) {
+        struct hvi_submission slot = submit(both[i], both[i], NULL, &op);
+        ck_assert_uint_eq(slot.fence_turn, 0);
+        ck_assert_uint_eq(announced(), 0);
+        finish(op, &slot, HVD_OK);
+    }
+}
+END_TEST
+
 START_TEST(a_result_without_memory_and_an_address_within_an_element_are_refused)
 {
     float *memory = alloc(BYTES);
@@ -1326,6 +1362,8 @@ int main(void)
         streams_that_the_engine_does_not_release_are_released_after_it_would_have_been_killed);
     tcase_add_test(tcase, a_captured_stream_is_refused);
     tcase_add_test(tcase, a_submission_that_its_stream_refuses_costs_no_cell);
+    tcase_add_test(tcase, a_captured_stream_waits_for_no_op);
+    tcase_add_test(tcase, managed_and_locked_memory_goes_as_memory_of_the_host);
     tcase_add_test(tcase, a_result_without_memory_and_an_address_within_an_element_are_refused);
     tcase_add_test(tcase, a_stream_of_another_device_is_refused);
     tcase_add_test(tcase, a_thread_without_a_context_may_submit);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * hvd_adopt: memory that becomes shared where it is, and what malloc, fork and the end do to it. */
+#include "client/session/session.h"
 #include "tests/unit/client/count.h"
 #include "tests/unit/client/fake.h"
 #include "tests/unit/hvt_main.h"
@@ -228,14 +229,36 @@ START_TEST(memory_with_an_op_in_flight_is_not_adopted)
     struct hvd_op *op;
     fill(memory, 16 * PAGE, 4);
     struct hvi_submission slot = submit(memory, 16 * PAGE, &op);
-    uint32_t regions = hvt_fake_regions(engine);
+    uint32_t regions = hvt_fake_regions(engine), announced = session->link.last_region;
     ck_assert_int_eq(hvd_adopt(session, memory, 16 * PAGE), HVD_ERR_BUSY);
+    ck_assert_msg(session->link.last_region == announced, "its contents were copied by then");
     finish(op, slot.cookie);
     check_filled(memory, 16 * PAGE, 4);
     adopt(memory, 16 * PAGE);
     ck_assert_uint_eq(hvt_fake_regions(engine), regions + 1);
     ck_assert_int_eq(hvd_deregister(session, memory), HVD_OK);
     munmap(memory, 16 * PAGE);
+}
+END_TEST
+
+/* Into more mappings than are changed at once, of which some cannot be written to, or not even be read. */
+START_TEST(adopted_memory_that_was_split_is_private_again)
+{
+    static const int protections[] = {PROT_READ | PROT_WRITE, PROT_READ, PROT_NONE};
+    unsigned char *memory = map_pages(210);
+    int mappings = hvt_count_mappings();
+    fill(memory, 210 * PAGE, 6);
+    adopt(memory, 210 * PAGE);
+    for (size_t i = 0; i < 210; i++)
+        ck_assert_int_eq(mprotect(memory + i * PAGE, PAGE, protections[i % 3]), 0);
+    ck_assert_msg(hvd_deregister(session, memory) == HVD_OK, "%s", hvd_last_error());
+    ck_assert_int_eq(hvt_count_mappings(), mappings);
+    char byte = 0;
+    struct iovec here = {&byte, 1}, there = {memory + 2 * PAGE, 1};
+    ck_assert_msg(process_vm_readv(getpid(), &here, 1, &there, 1, 0) == -1, "it can be read now");
+    ck_assert_int_eq(mprotect(memory, 210 * PAGE, PROT_READ | PROT_WRITE), 0);
+    check_filled(memory, 210 * PAGE, 6);
+    munmap(memory, 210 * PAGE);
 }
 END_TEST
 
@@ -643,6 +666,7 @@ static void add_tests(TCase *tcase)
     tcase_add_test(tcase, deregistered_memory_is_private_again);
     tcase_add_test(tcase, adopted_memory_in_use_is_busy);
     tcase_add_test(tcase, memory_with_an_op_in_flight_is_not_adopted);
+    tcase_add_test(tcase, adopted_memory_that_was_split_is_private_again);
     tcase_add_test(tcase, a_refused_region_leaves_the_memory_as_it_was);
     tcase_add_test(tcase, closing_keeps_the_contents);
     tcase_add_test(tcase, no_whole_page_is_refused);

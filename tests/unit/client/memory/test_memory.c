@@ -174,6 +174,22 @@ START_TEST(memory_in_use_is_busy)
 }
 END_TEST
 
+START_TEST(memory_in_use_by_its_address_is_busy)
+{
+    char *memory = alloc(4096);
+    struct hvd_op *op;
+    struct hvi_submission slot = submit(memory + 2, memory + 2, HVD_FLOAT32, 10, &op); /* a copy */
+    ck_assert_uint_eq(slot.out_region, HVI_REGION_INLINE);
+    ck_assert_int_eq(hvd_free(session, memory), HVD_ERR_BUSY);
+    ck_assert_ptr_nonnull(strstr(hvd_last_error(), "not finished"));
+    hvt_fake_done(engine, slot.cookie, HVD_OK, NULL, -1);
+    ck_assert_msg(hvd_free(session, memory) == HVD_ERR_BUSY, "the result is to be copied out");
+    ck_assert_int_eq(hvd_wait(op, 0), HVD_OK);
+    hvd_op_free(op);
+    ck_assert_int_eq(hvd_free(session, memory), HVD_OK);
+}
+END_TEST
+
 START_TEST(memory_of_an_abandoned_op_is_busy_until_it_is_done)
 {
     float *memory = alloc(4096);
@@ -366,6 +382,21 @@ START_TEST(idle_staging_beyond_the_cache_goes)
 }
 END_TEST
 
+START_TEST(an_engine_that_has_a_region_in_use_is_asked_again)
+{
+    /* Not a fixture test: the script differs. */
+    struct hvt_fake_script script = {.busy = 2};
+    struct hvt_fake *busy = hvt_fake_start(&script);
+    struct hvd_session *other = hvt_fake_open(busy);
+    void *memory = NULL;
+    ck_assert_int_eq(hvd_alloc(other, 4096, &memory), HVD_OK);
+    ck_assert_int_eq(hvd_free(other, memory), HVD_OK);
+    ck_assert_uint_eq(hvt_fake_regions(hvt_fake_session(busy, 0)), 0);
+    hvd_close(other);
+    hvt_fake_stop(busy);
+}
+END_TEST
+
 START_TEST(a_mute_engine_is_a_timeout)
 {
     /* Not a fixture test: the script differs. */
@@ -404,6 +435,7 @@ int main(void)
     tcase_add_test(tcase, a_tensor_that_leaves_its_allocation_is_ordinary);
     tcase_add_test(tcase, misaligned_elements_are_copied);
     tcase_add_test(tcase, memory_in_use_is_busy);
+    tcase_add_test(tcase, memory_in_use_by_its_address_is_busy);
     tcase_add_test(tcase, memory_of_an_abandoned_op_is_busy_until_it_is_done);
     tcase_add_test(tcase, a_call_that_fails_uses_no_memory);
     tcase_add_test(tcase, an_input_that_was_copied_is_not_in_use);
@@ -416,6 +448,7 @@ int main(void)
     tcase_add_test(tcase, staging_is_used_again);
     tcase_add_test(tcase, small_staging_blocks_share_a_region);
     tcase_add_test(tcase, idle_staging_beyond_the_cache_goes);
+    tcase_add_test(tcase, an_engine_that_has_a_region_in_use_is_asked_again);
     tcase_add_test(tcase, a_mute_engine_is_a_timeout);
     tcase_add_test(tcase, an_engine_that_dies_meanwhile_is_engine_lost);
     suite_add_tcase(suite, tcase);

@@ -229,6 +229,27 @@ START_TEST(memory_that_the_engine_will_write_is_not_adopted)
 }
 END_TEST
 
+/* A tensor that begins in front of adopted memory. */
+START_TEST(adopted_memory_that_the_engine_uses_by_its_address_is_busy)
+{
+    struct hvd_op *op;
+    unsigned char *memory =
+        mmap(NULL, 2 * LARGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    ck_assert_ptr_ne(memory, MAP_FAILED);
+    ck_assert_msg(hvd_adopt(session, memory + LARGE, LARGE) == HVD_OK, "%s", hvd_last_error());
+    for (int i = 0; i < 2; i++) { /* as its output, as its input */
+        struct hvi_submission slot = i == 0 ? submit(data, memory, HVD_UINT8, 2 * LARGE, &op)
+                                            : submit(memory, data, HVD_UINT8, 2 * LARGE, &op);
+        check_remote(i == 0 ? slot.out_region : slot.in_region,
+                     i == 0 ? slot.out_offset : slot.in_offset, memory);
+        ck_assert_int_eq(hvd_deregister(session, memory + LARGE), HVD_ERR_BUSY);
+        finish(op, slot.cookie);
+    }
+    ck_assert_int_eq(hvd_deregister(session, memory + LARGE), HVD_OK);
+    munmap(memory, 2 * LARGE);
+}
+END_TEST
+
 START_TEST(never_means_never)
 {
     setenv("HVD_FOREIGN_MEMORY", "never", 1);
@@ -334,6 +355,7 @@ int main(void)
     tcase_add_test(tcase, each_side_of_a_gather_for_itself);
     tcase_add_test(tcase, a_broadcast_reads_only_at_the_root);
     tcase_add_test(tcase, memory_that_the_engine_will_write_is_not_adopted);
+    tcase_add_test(tcase, adopted_memory_that_the_engine_uses_by_its_address_is_busy);
     tcase_add_test(tcase, never_means_never);
     tcase_add_test(tcase, what_does_not_fit_the_staging_cache_stays_where_it_is);
     tcase_add_test(tcase, without_the_right_it_is_copied_and_that_is_said_once);

@@ -144,6 +144,7 @@ START_TEST(released_ops_are_told)
     ck_assert_int_eq(hvd_wait_all(ops, OPS, 1000000000), HVD_ERR_INVALID);
     ck_assert_ptr_nonnull(strstr(hvd_last_error(), "hvd_op_free"));
     ck_assert_int_eq(hvd_wait_any(&ops[3], 1, 1000000000, &index), HVD_ERR_INVALID);
+    ck_assert_int_eq(index, -1);
 }
 END_TEST
 

@@ -46,6 +46,17 @@ START_TEST(counts_are_grouped_by_thousands)
 }
 END_TEST
 
+START_TEST(versions_are_numbers_with_dots)
+{
+    EXPECT(text_cuda_version, 12040, "12.4");
+    EXPECT(text_cuda_version, 13000, "13.0");
+    EXPECT(text_cuda_version, 0, "-");
+    EXPECT(text_nccl_version, 21805, "2.18.5");
+    EXPECT(text_nccl_version, 22809, "2.28.9");
+    EXPECT(text_nccl_version, 0, "-");
+}
+END_TEST
+
 START_TEST(process_letters_are_explained)
 {
     EXPECT(text_process, "T", "stopped (T)");
@@ -165,6 +176,7 @@ int main(void)
     tcase_add_test(tests, bytes_have_binary_units);
     tcase_add_test(tests, durations_grow_from_ns_to_days);
     tcase_add_test(tests, counts_are_grouped_by_thousands);
+    tcase_add_test(tests, versions_are_numbers_with_dots);
     tcase_add_test(tests, process_letters_are_explained);
     tcase_add_test(tests, control_characters_are_shown_not_sent);
     tcase_add_test(tests, safe_text_is_cut_to_its_room);

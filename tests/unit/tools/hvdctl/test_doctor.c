@@ -6,19 +6,23 @@
 #include "tests/unit/hvt_process.h"
 #include "tests/unit/tools/hvdctl/hvt_program.h"
 
+#include <fcntl.h>
 #include <netinet/in.h>
+#include <sched.h>
+#include <sys/mount.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 static const char *const checks[] = {
-    "kernel",        "cores",       "memory",
-    "sealed memfd",  "pidfd",       "open files",
-    "locked memory", "/dev/shm",    "huge pages (shmem)",
-    "ptrace scope",  "/proc",       "runtime directory",
-    "systemd",       "CUDA driver", "NCCL",
-    "hvdd",          "host name",   "interface",
-    "MTU",           "ports",       "socket buffers",
+    "kernel",         "cores",       "memory",
+    "sealed memfd",   "pidfd",       "open files",
+    "locked memory",  "/dev/shm",    "huge pages (shmem)",
+    "ptrace scope",   "/proc",       "runtime directory",
+    "systemd",        "CUDA driver", "NCCL",
+    "GPU kernels",    "hvdd",        "host name",
+    "interface",      "MTU",         "ports",
+    "socket buffers",
 };
 #define CHECKS (sizeof checks / sizeof checks[0])
 
@@ -63,7 +67,7 @@ START_TEST(the_table_ends_with_a_sum)
 }
 END_TEST
 
-START_TEST(a_runtime_directory_must_be_there_and_closed_to_others)
+START_TEST(a_runtime_directory_is_closed_to_others_or_not_used)
 {
     hvt_run("doctor --json");
     cJSON *document = hvt_findings();
@@ -75,10 +79,16 @@ START_TEST(a_runtime_directory_must_be_there_and_closed_to_others)
     hvt_expect_finding(document, "runtime directory", "problem", "mode 0711; must be owner ",
                        "chmod 0700 ");
     cJSON_Delete(document);
+    ck_assert_int_eq(chmod(hvt_root, 0777), 0);
+    hvt_run("doctor --json");
+    document = hvt_findings();
+    hvt_expect_finding(document, "runtime directory", "note", "mode 0777: not used, ", "mode 0700");
+    cJSON_Delete(document);
     setenv("XDG_RUNTIME_DIR", "/nonexistent", 1);
     hvt_run("doctor --json");
     document = hvt_findings();
-    hvt_expect_finding(document, "runtime directory", "problem", "/nonexistent: No such file",
+    hvt_expect_finding(document, "runtime directory", "note",
+                       "/nonexistent: No such file or directory; /tmp will do",
                        "unset XDG_RUNTIME_DIR");
     cJSON_Delete(document);
     unsetenv("XDG_RUNTIME_DIR");
@@ -312,6 +322,14 @@ static void install(const char *script)
     setenv("HVD_BUILD_DIR", command, 1);
 }
 
+static void remove_installation(void)
+{
+    char command[256];
+
+    snprintf(command, sizeof command, "rm -r %s/i", hvt_root);
+    ck_assert_int_eq(system(command), 0);
+}
+
 static const struct {
     bool has_mps;
     const char *script, *result, *value, *next;
@@ -327,8 +345,6 @@ static const struct {
 
 START_TEST(turns_on_a_gpu_are_a_note_with_what_to_do)
 {
-    char command[256];
-
     install(workers[_i].script);
     setenv("CUDA_MPS_PIPE_DIRECTORY", hvt_root, 1);
     if (workers[_i].has_mps)
@@ -338,8 +354,120 @@ START_TEST(turns_on_a_gpu_are_a_note_with_what_to_do)
     hvt_expect_finding(document, "turns on the GPU", workers[_i].result, workers[_i].value,
                        workers[_i].next);
     cJSON_Delete(document);
-    snprintf(command, sizeof command, "rm -r %s/i", hvt_root);
+    remove_installation();
+}
+END_TEST
+
+/* ---- what workers would find ---- */
+
+/* This test's machine has no device but /dev/null and, if `has_gpu`, a GPU's. False: that cannot be here. */
+static bool have_devices(bool has_gpu)
+{
+    char path[64];
+
+    if (unshare(CLONE_NEWNS) != 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0)
+        return false;
+    const int null = open("/dev/null", O_PATH | O_CLOEXEC); /* of this namespace */
+    snprintf(path, sizeof path, "/proc/self/fd/%d", null);
+    const bool good = mount("hvt", "/dev", "tmpfs", 0, NULL) == 0 &&
+                      mknod("/dev/null", S_IFREG | 0600, 0) == 0 &&
+                      mount(path, "/dev/null", NULL, MS_BIND, NULL) == 0 &&
+                      (!has_gpu || mknod("/dev/nvidia0", S_IFREG | 0600, 0) == 0);
+    close(null);
+    return good;
+}
+
+#define NO_GPU "none; needed for tensors on GPUs alone"
+
+/* The rows of a worker that has all but one. */
+static const struct {
+    const char *check, *script, *why, *next;
+} lacking[] = {
+    {"CUDA driver", "echo kernels 1; echo driver 0 no driver here; echo nccl 22809",
+     "no driver here", "install NVIDIA's driver"},
+    {"NCCL", "echo kernels 1; echo driver 12040; echo nccl 0 no NCCL here", "no NCCL here",
+     "gpu-library-path"},
+    {"GPU kernels", "echo kernels 0 no kernels here; echo driver 13000; echo nccl 22809",
+     "no kernels here", "gpu-kernels"},
+    {"NCCL", "echo kernels 1; echo driver 13000", "none", "gpu-library-path"},
+    {"CUDA driver", "exit 1", "not known: it failed", "install hvdd-gpu with hvdctl"},
+};
+
+/* 0: where there is a GPU; 1: where there is none. */
+START_TEST(what_a_worker_lacks_is_a_note_where_there_is_a_gpu)
+{
+    if (hvt_skip_if(geteuid() != 0, "only root can make a mount namespace"))
+        return;
+    if (hvt_skip_if(!have_devices(_i == 0), "/dev cannot be mounted over"))
+        return;
+    char *build = strdup(getenv("HVD_BUILD_DIR"));
+    for (size_t i = 0; i < sizeof lacking / sizeof lacking[0]; i++) {
+        setenv("HVD_BUILD_DIR", build, 1);
+        install(lacking[i].script);
+        hvt_run("doctor --json");
+        cJSON *document = hvt_findings();
+        hvt_expect_finding(document, lacking[i].check, _i == 0 ? "note" : "ok",
+                           _i == 0 ? lacking[i].why : NO_GPU, _i == 0 ? lacking[i].next : "");
+        if (i == 0) {
+            hvt_expect_finding(document, "NCCL", "ok", "2.28.9", "");
+            hvt_expect_finding(document, "GPU kernels", "ok", "there", "");
+        }
+        if (i == 1)
+            hvt_expect_finding(document, "CUDA driver", "ok", "driver for CUDA 12.4", "");
+        cJSON_Delete(document);
+        remove_installation();
+    }
+    free(build);
+}
+END_TEST
+
+/* The real hvdd-gpu as a hvdd's, on a machine whose loader finds a driver and no NCCL, and NVIDIA's wheel in a folder. */
+static void make_machine(struct hvi_daemon_status *daemon)
+{
+    const char *build = getenv("HVD_BUILD_DIR");
+    char command[2048];
+
+    snprintf(
+        command, sizeof command,
+        "umask 077 && cd %s && mkdir -p i/lib i/site/nvidia/nccl/lib && : >i/lib/libnccl.so.2 && "
+        "ln -s %s/fakegpu/libcuda.so.1 i/lib && "
+        "ln -s %s/fakegpu/libnccl.so.2 i/site/nvidia/nccl/lib && "
+        "printf '#!/bin/sh\nexec %s/libexec/hvdd/hvdd-gpu \"$@\"\n' >i/worker && "
+        "chmod 0700 i/worker",
+        hvt_root, build, build, build);
     ck_assert_int_eq(system(command), 0);
+    setenv("LD_LIBRARY_PATH", hvt_path("i/lib"), 1);
+    snprintf(daemon->gpu_program, sizeof daemon->gpu_program, "%s", hvt_path("i/worker"));
+    snprintf(daemon->gpu_library_path, sizeof daemon->gpu_library_path, "%s", hvt_path("i/site"));
+}
+
+START_TEST(what_the_workers_of_the_running_hvdd_find_is_told)
+{
+    struct hvt_line lines[] = {{
+        .kind = HVI_ADMIN_STATUS,
+        .reply = {.has_daemon = true, .daemon = HVT_DAEMON(HVD_VERSION_TEXT)},
+    }};
+    if (hvt_skip_if(geteuid() != 0, "only root can make a mount namespace"))
+        return;
+    if (hvt_skip_if(!have_devices(true), "/dev cannot be mounted over"))
+        return;
+    make_machine(&lines[0].reply.daemon);
+    HVT_RUN(lines, "doctor --json");
+    cJSON *document = hvt_findings();
+    hvt_expect_finding(document, "CUDA driver", "ok", "driver for CUDA 13.0", "");
+    hvt_expect_finding(document, "NCCL", "ok", "2.28.9", "");
+    cJSON_Delete(document);
+
+    setenv("HVD_NCCL_LIB", "/none\xff", 1);
+    ck_assert_int_eq(unlink(hvt_path("i/lib/libcuda.so.1")), 0);
+    ck_assert_int_eq(mknod(hvt_path("i/lib/libcuda.so.1"), S_IFREG | 0600, 0), 0);
+    HVT_RUN(lines, "doctor --json");
+    document = hvt_findings();
+    hvt_expect_finding(document, "CUDA driver", "note", "no NVIDIA driver: libcuda.so.1",
+                       "525 or newer");
+    hvt_expect_finding(document, "NCCL", "note", "; /none\\xff: ", "gpu-library-path");
+    cJSON_Delete(document);
+    remove_installation();
 }
 END_TEST
 
@@ -350,7 +478,7 @@ int main(void)
     tcase_add_checked_fixture(tests, hvt_program_setup, hvt_program_teardown);
     tcase_add_test(tests, every_check_says_something);
     tcase_add_test(tests, the_table_ends_with_a_sum);
-    tcase_add_test(tests, a_runtime_directory_must_be_there_and_closed_to_others);
+    tcase_add_test(tests, a_runtime_directory_is_closed_to_others_or_not_used);
     tcase_add_loop_test(tests, few_open_files_are_a_note_or_a_problem, 0, 3);
     tcase_add_test(tests, locked_memory_is_told_and_never_a_problem);
     tcase_add_loop_test(tests, the_ports_of_jobs_have_to_be_free, 0,
@@ -364,6 +492,8 @@ int main(void)
     tcase_add_test(tests, what_turns_on_a_gpu_cost_is_measured_or_said_why_not);
     tcase_add_loop_test(tests, turns_on_a_gpu_are_a_note_with_what_to_do, 0,
                         sizeof workers / sizeof workers[0]);
+    tcase_add_loop_test(tests, what_a_worker_lacks_is_a_note_where_there_is_a_gpu, 0, 2);
+    tcase_add_test(tests, what_the_workers_of_the_running_hvdd_find_is_told);
     suite_add_tcase(suite, tests);
     return hvt_run_suite(suite);
 }

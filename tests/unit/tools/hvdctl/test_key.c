@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  * `hvdctl key`: two files or none; a node's folder and its list. */
+#include "base/place.h"
 #include "base/status.h"
 #include "tests/unit/hvt_file.h"
 #include "tests/unit/hvt_main.h"
 #include "tests/unit/tools/hvdctl/hvt_program.h"
 
 #include <limits.h>
+#include <pwd.h>
+#include <sched.h>
 #include <sys/stat.h>
 
 static void write_file(const char *name, const char *text)
@@ -129,6 +132,39 @@ START_TEST(a_node_has_a_secret_for_its_service_alone_and_a_key_for_everybody)
 }
 END_TEST
 
+START_TEST(a_node_has_the_name_of_its_host)
+{
+    char name[HOST_NAME_MAX + 1], path[128];
+    if (hvt_skip_if(geteuid() != 0 || unshare(CLONE_NEWUTS) != 0, "only root can name a host"))
+        return;
+    memset(name, 'x', HOST_NAME_MAX);
+    name[HOST_NAME_MAX] = '\0';
+    ck_assert_int_eq(sethostname(name, HOST_NAME_MAX), 0);
+    hvt_run("key new --node --dir @/keys");
+    snprintf(path, sizeof path, "'%s' is no name of a node: 1 to 63 letters", name);
+    hvt_expect_end(2, path);
+    name[HVI_NODE_NAME_MAX] = '\0';
+    ck_assert_int_eq(sethostname(name, HVI_NODE_NAME_MAX), 0);
+    hvt_run("key new --node --dir @/keys");
+    hvt_expect_end(0, "");
+    snprintf(path, sizeof path, "keys/allow/%s", name);
+    ck_assert(is_there(path));
+    remove_folder();
+}
+END_TEST
+
+/* The folder of a machine's service; it is not made. */
+START_TEST(root_makes_no_key_for_a_service_whose_user_is_not_there)
+{
+    if (hvt_skip_if(geteuid() != 0 || getpwnam("hvdd") != NULL, "only root, without that user"))
+        return;
+    hvt_run("key new --node n1");
+    hvt_expect_end(1, "hvdctl: there is no user hvdd, to whom the key has to belong: run "
+                      "systemd-sysusers first\n");
+    ck_assert_int_ne(access("/etc/hvdd/keys/node.key", F_OK), 0);
+}
+END_TEST
+
 START_TEST(a_key_is_allowed_once_and_another_one_of_the_same_name_is_not)
 {
     static const char one[] = "aaaaaaaaaabbbbbbbbbbccccccccccdddddddddd";
@@ -242,6 +278,8 @@ int main(void)
     tcase_add_checked_fixture(tests, hvt_program_setup, hvt_program_teardown);
     tcase_add_test(tests, two_files_that_only_their_owner_reads_know_each_other);
     tcase_add_test(tests, a_node_has_a_secret_for_its_service_alone_and_a_key_for_everybody);
+    tcase_add_test(tests, a_node_has_the_name_of_its_host);
+    tcase_add_test(tests, root_makes_no_key_for_a_service_whose_user_is_not_there);
     tcase_add_test(tests, a_key_is_allowed_once_and_another_one_of_the_same_name_is_not);
     tcase_add_test(tests, a_key_may_come_from_standard_input);
     tcase_add_loop_test(tests, a_file_without_a_key_is_told_and_one_may_have_comments, 0,

@@ -191,18 +191,20 @@ START_TEST(workers_of_gpus_are_a_table)
          .staging_bytes = 80u << 20,
          .own_bytes = 500u << 20,
          .communicators = 2,
-         .links = "NV18"},
+         .links = "NV18",
+         .driver_version = 12040,
+         .nccl_version = 22809},
         {.uuid = "GPU-2", .name = "", .job = "long", .state = "starting", .links = ""},
     };
     struct ctl ctl = hvt_ctl();
     struct hvd_admin_answer reply = {.text = "", .gpu_count = 2};
     ctl_show_gpus(&ctl, &reply, rows);
     EXPECT(ctl, "GPU    NAME  JOB   USER  PID  STATE     IMPORTED   STAGING        OWN  FREE  "
-                "COMMS  NVLINK\n"
+                "COMMS  NVLINK  CUDA  NCCL\n"
                 "GPU-1  Fake  x     root    7  idle       3.0 MiB  80.0 MiB  500.0 MiB     -  "
-                "    2  NV18\n"
+                "    2  NV18    12.4  2.28.9\n"
                 "GPU-2  -     long  root    -  starting         -         -          -     -  "
-                "    0  -\n");
+                "    0  -       -     -\n");
     ctl = hvt_ctl();
     reply.gpu_count = 0;
     ctl_show_gpus(&ctl, &reply, rows);

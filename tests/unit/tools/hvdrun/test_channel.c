@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The conversation with an agent: whole messages in their order however the bytes come, noise before
  * the mark, and bytes that make no sense. */
-#include "tools/hvdrun/channel.h"
+#include "tools/hvdrun/link.h"
 
 #include "base/status.h"
 #include "tests/unit/hvt_main.h"
@@ -169,6 +169,36 @@ START_TEST(the_end_is_seen_and_sending_afterwards_is_harmless)
 }
 END_TEST
 
+static void never_mind(void *context, uint32_t number, bool kill)
+{
+    (void)context, (void)number, (void)kill;
+}
+
+/* Nothing of a host behind a relay is read here: what the relay passes on counts. */
+START_TEST(a_host_behind_a_relay_is_heard_until_the_link_is_closed)
+{
+    const struct run_host host = {.name = "h2"};
+    const struct run_link_way way = {.hang_up = never_mind};
+    struct run_sink sink;
+    struct run_link link;
+    run_sink_init(&sink, STDERR_FILENO);
+    run_link_init(&link, NULL, NULL, &host, &sink);
+    ck_assert(!run_link_is_heard(&link));
+    link.state = RUN_LINK_OPEN;
+    ck_assert(!run_link_is_heard(&link));
+    link.way = &way;
+    ck_assert(run_link_is_heard(&link));
+    run_link_feed(&link, 2, "a warning", 9);
+    ck_assert_uint_eq(link.heard_ns, 0);
+    run_link_feed(&link, 1, "noise", 5);
+    ck_assert_uint_ne(link.heard_ns, 0);
+    run_link_close(&link, 0);
+    ck_assert(!run_link_is_heard(&link));
+    run_link_fini(&link);
+    run_sink_fini(&sink);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("tools/hvdrun/channel");
@@ -181,6 +211,7 @@ int main(void)
     tcase_add_test(tests, bytes_that_are_no_message_are_refused);
     tcase_add_test(tests, what_is_not_taken_ends_the_reading);
     tcase_add_test(tests, the_end_is_seen_and_sending_afterwards_is_harmless);
+    tcase_add_test(tests, a_host_behind_a_relay_is_heard_until_the_link_is_closed);
     suite_add_tcase(suite, tests);
     return hvt_run_suite(suite);
 }

@@ -323,11 +323,46 @@ START_TEST(a_second_signal_kills)
     run_end_signal(&end, SIGINT);
     ck_assert_str_eq(log_text, "received signal 2 (SIGINT); passed on to every rank\nsignal 2\n");
     log_text[0] = '\0';
+    end.stopped_ns -= RUN_END_APART_NS;
     run_end_signal(&end, SIGINT);
     ck_assert_str_eq(log_text, "received signal 2 (SIGINT) again; killing\nsignal 9\nsignal 18\n");
     ck_assert(end.impatient);
     exit_of(0, HVI_FATE_SIGNALED, SIGKILL, false);
     ck_assert_int_eq(end.exit_code, 137);
+}
+END_TEST
+
+START_TEST(what_sigkill_does_not_end_is_named_and_given_up)
+{
+    begin(2, 2);
+    run_end_signal(&end, SIGINT);
+    end.stopped_ns -= RUN_END_APART_NS;
+    run_end_signal(&end, SIGINT);
+    ck_assert_uint_eq(run_end_next_ns(&end), end.stuck_at_ns);
+    exit_of(0, HVI_FATE_SIGNALED, SIGKILL, false);
+    log_text[0] = '\0';
+    run_end_tick(&end, end.stuck_at_ns - 1);
+    ck_assert_str_eq(log_text, "");
+    run_end_tick(&end, end.stuck_at_ns);
+    ck_assert_str_eq(
+        log_text, "rank 1 (pid 101) on h1 is held by the kernel: SIGKILL does not end it\nover\n");
+    ck_assert_int_eq(end.exit_code, 137);
+    ck_assert_uint_eq(run_end_next_ns(&end), HVI_NEVER);
+}
+END_TEST
+
+START_TEST(signals_that_come_together_do_not_kill)
+{
+    begin(1, 1);
+    run_end_signal(&end, SIGTERM);
+    log_text[0] = '\0';
+    end.stopped_ns = hvi_clock_ns(); /* however long that has taken */
+    run_end_signal(&end, SIGTERM);
+    ck_assert_str_eq(log_text, "");
+    end.stopped_ns = hvi_clock_ns();
+    run_end_signal(&end, SIGINT);
+    ck_assert_str_eq(log_text, "signal 2\n");
+    ck_assert(!end.impatient);
 }
 END_TEST
 
@@ -352,6 +387,8 @@ int main(void)
     tcase_add_test(tests, when_the_job_is_given_up_no_rank_is_blamed);
     tcase_add_test(tests, nothing_that_runs_is_over_at_once_when_given_up);
     tcase_add_test(tests, a_second_signal_kills);
+    tcase_add_test(tests, what_sigkill_does_not_end_is_named_and_given_up);
+    tcase_add_test(tests, signals_that_come_together_do_not_kill);
     suite_add_tcase(suite, tests);
     return hvt_run_suite(suite);
 }

@@ -65,10 +65,13 @@ END_TEST
 START_TEST(other_machines_are_others)
 {
     ck_assert_int_eq(
-        parse("worker-1:2,203.0.113.9:1,me@localhost:1,[2001:db8::1]:3,[fe80::2%eth0],a.b_c"), 0);
-    run_hosts_fill(&hosts, 9);
+        parse("worker-1:2,203.0.113.9:1,me@localhost:1,[2001:db8::1]:3,[fe80::2%eth0],a.b_c,"
+              "me@[2001:db8::2]:2"),
+        0);
+    run_hosts_fill(&hosts, 11);
     ck_assert_str_eq(listed(), "worker-1=2@0+2 203.0.113.9=1@2+1 me@localhost=1@3+1 "
-                               "2001:db8::1=3@4+3 fe80::2%eth0=1@7+1 a.b_c=1@8+1");
+                               "2001:db8::1=3@4+3 fe80::2%eth0=1@7+1 a.b_c=1@8+1 "
+                               "me@2001:db8::2=2@9+2");
     ck_assert(run_hosts_are_spread(&hosts));
 }
 END_TEST
@@ -93,6 +96,10 @@ START_TEST(what_is_no_host_and_slots_gets_horovods_sentence)
                                         "[::1",
                                         "[::1]3",
                                         "[]:3",
+                                        "@[::1]:3",
+                                        "-l@[::1]:3",
+                                        "a@b@[::1]:3",
+                                        "me@x[::1]:3",
                                         "localhost:1,",
                                         ",localhost:1",
                                         "-oProxyCommand=x:1",
@@ -171,11 +178,11 @@ END_TEST
 START_TEST(a_file_has_a_host_per_line)
 {
     ck_assert_msg(read_file("# ours\n\nh1 slots=2\n  h2\tslots=3 max_slots=8 # large\nh3:4\nh4\n"
-                            "[::1]:5\n[2001:db8::1] slots=6\n") == 0,
+                            "[::1]:5\nme@[2001:db8::1] slots=6\n") == 0,
                   "%s", text);
     run_hosts_fill(&hosts, 21);
     ck_assert_str_eq(listed(), "h1=2@0+2 h2=3@2+3 h3=4@5+4 h4=1@9+1 ::1!=5@10+5 "
-                               "2001:db8::1=6@15+6");
+                               "me@2001:db8::1=6@15+6");
     ck_assert_int_eq(read_file("h1 slots=2"), 0);
     ck_assert_int_eq((int)run_hosts_slots(&hosts), 2);
     ck_assert_msg(read_file("h1 slots = 2\nh2 slots =3 max_slots= 4\nh3 \tslots=\t5 \n") == 0, "%s",

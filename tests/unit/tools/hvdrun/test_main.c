@@ -472,6 +472,19 @@ START_TEST(a_private_hvdd_is_that_beside_hvdrun_or_that_in_path)
 }
 END_TEST
 
+START_TEST(a_private_hvdd_is_in_tmp_where_the_runtime_directory_is_not_ours_alone)
+{
+    unsetenv("HVD_ADDRESS");
+    write_hvdd("bin/hvdd", "beside");
+    ck_assert_int_eq(chmod(root, 0777), 0);
+    run("hvdrun -np 1 sh -c 'echo $HVD_ADDRESS'");
+    expect_part(out, ":/tmp/hvdrun-");
+    setenv("XDG_RUNTIME_DIR", "/nonexistent", 1);
+    run("hvdrun -np 1 sh -c 'echo $HVD_ADDRESS'");
+    expect_part(out, ":/tmp/hvdrun-");
+}
+END_TEST
+
 /* hvdd with --gpu-mps leaves that file. */
 START_TEST(ranks_are_in_the_mps_of_their_hvdd)
 {
@@ -533,6 +546,7 @@ int main(void)
     tcase_add_test(jobs, a_full_disk_is_told_and_ends_with_1);
     tcase_add_test(jobs, a_file_for_both_streams_has_whole_lines);
     tcase_add_test(jobs, a_private_hvdd_is_that_beside_hvdrun_or_that_in_path);
+    tcase_add_test(jobs, a_private_hvdd_is_in_tmp_where_the_runtime_directory_is_not_ours_alone);
     tcase_add_test(jobs, ranks_are_in_the_mps_of_their_hvdd);
     suite_add_tcase(suite, jobs);
     return hvt_run_suite(suite);

@@ -300,6 +300,18 @@ START_TEST(hvdruns_own_words_get_a_line_of_their_own)
 }
 END_TEST
 
+START_TEST(an_open_line_of_a_stream_that_is_gone_is_closed_and_the_stream_left_alone)
+{
+    print(0, "dots ...");
+    run_stream_fini(&streams[0]);
+    streams[0].prefix.at_start =
+        false; /* what is written there from now on is written to freed memory */
+    run_sink_say(&sink, "hvdrun: something");
+    expect_sink("[0]<stdout>:dots ...\nhvdrun: something\n");
+    ck_assert(!streams[0].prefix.at_start);
+}
+END_TEST
+
 START_TEST(hvdds_words_get_a_line_of_their_own)
 {
     run_prefix_init(&streams[1].prefix, 1, "stderr", false, false);
@@ -455,6 +467,8 @@ int main(void)
     tcase_add_test(tests, a_fed_line_is_not_torn_while_nothing_is_read_and_a_second_after);
     tcase_add_test(tests, an_open_line_is_closed_before_another_stream_speaks);
     tcase_add_test(tests, hvdruns_own_words_get_a_line_of_their_own);
+    tcase_add_test(tests,
+                   an_open_line_of_a_stream_that_is_gone_is_closed_and_the_stream_left_alone);
     tcase_add_test(tests, hvdds_words_get_a_line_of_their_own);
     tcase_add_test(tests, a_file_gets_the_bytes_without_prefixes);
     tcase_add_test(tests, a_muted_stream_is_read_and_not_shown);

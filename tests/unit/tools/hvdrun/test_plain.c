@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * A job on this machine: what is shown and kept of it, what it reads, and how it ends. */
+#include "base/clock.h"
+#include "base/fate.h"
 #include "tests/unit/hvt_main.h"
 #include "tests/unit/tools/hvdrun/hvt_job.h"
 
@@ -181,6 +183,22 @@ START_TEST(a_reader_that_goes_ends_the_writers_as_a_pipe_does)
 }
 END_TEST
 
+START_TEST(a_reader_that_has_gone_when_hvdrun_itself_writes_ends_the_writers_too)
+{
+    signal(SIGPIPE, SIG_DFL);
+    hvt_job_start(&job, "-np 1 " HERE,
+                  "trap '' INT; trap 'while echo x >&2; do sleep 0.01; done' USR1; echo on; "
+                  "while :; do sleep 0.01; done");
+    hvt_job_await(&job, "[0]<stdout>:on\n");
+    close(job.err_fd);
+    job.err_fd = -1;
+    kill(job.pid, SIGINT); /* of which hvdrun says something */
+    kill(job.pid, SIGUSR1);
+    hvt_job_end(&job);
+    expect_end(128 + SIGPIPE);
+}
+END_TEST
+
 START_TEST(what_is_left_running_may_finish_its_words)
 {
     hvt_job_run(&job, "-np 1 " HERE, "echo soon; (sleep 0.1; echo late) &");
@@ -197,6 +215,25 @@ START_TEST(what_still_runs_when_all_have_ended_well_is_ended_with_a_word)
     hvt_job_run(&job, "-np 2 " HERE, "test $HVD_RANK = 0 || sleep 100 >/dev/null 2>&1 &");
     expect_end(0);
     EXPECT_ERR("hvdrun: ended what rank 1 left running; setsid lets a process go on\n");
+}
+END_TEST
+
+START_TEST(what_ranks_have_left_ends_with_hvdrun)
+{
+    const uint64_t deadline_ns = hvi_deadline_after(20 * (int64_t)HVI_NS_SEC);
+    hvt_job_start(&job, "-np 1 --grace 100 " HERE,
+                  "sh -c 'trap \"\" TERM; echo $$; exec >/dev/null 2>&1; "
+                  "while :; do sleep 1; done' &");
+    hvt_job_await(&job, "[0]<stdout>:");
+    hvt_job_await(&job, "hvdrun: ended what rank 0 left running");
+    const pid_t left = (pid_t)strtol(strchr(job.out, ':') + 1, NULL, 10);
+    ck_assert_int_ne(hvi_process_state(left), 'X');
+    kill(job.pid, SIGKILL);
+    hvt_job_end(&job);
+    while (hvi_process_state(left) != 'X' && hvi_process_state(left) != 'Z') {
+        ck_assert_msg(!hvi_deadline_passed(deadline_ns), "%d is left", (int)left);
+        usleep(1000);
+    }
 }
 END_TEST
 
@@ -234,8 +271,10 @@ int main(void)
     tcase_add_test(tests, without_hvdd_nothing_runs);
     tcase_add_test(tests, an_interrupt_reaches_the_ranks_and_decides_the_exit_code);
     tcase_add_test(tests, a_reader_that_goes_ends_the_writers_as_a_pipe_does);
+    tcase_add_test(tests, a_reader_that_has_gone_when_hvdrun_itself_writes_ends_the_writers_too);
     tcase_add_test(tests, what_is_left_running_may_finish_its_words);
     tcase_add_test(tests, what_still_runs_when_all_have_ended_well_is_ended_with_a_word);
+    tcase_add_test(tests, what_ranks_have_left_ends_with_hvdrun);
     tcase_add_test(tests, a_private_hvdd_is_ended_with_the_job);
     suite_add_tcase(suite, tests);
     return hvt_run_suite(suite);

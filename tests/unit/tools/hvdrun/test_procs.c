@@ -110,6 +110,17 @@ START_TEST(a_child_gets_signals_back_as_they_were)
 }
 END_TEST
 
+START_TEST(a_guard_that_is_stopped_keeps_nobody)
+{
+    struct run_guard guard;
+    ck_assert_int_eq(run_guard_start(&guard), 0);
+    const pid_t pid = guard.pid;
+    ck_assert_int_eq(kill(pid, SIGSTOP), 0);
+    run_guard_stop(&guard);
+    ck_assert_int_eq(hvi_process_state(pid), 'X');
+}
+END_TEST
+
 START_TEST(settings_replace_add_and_remove)
 {
     char *base[] = {(char *)(uintptr_t) "A=1", (char *)(uintptr_t) "AB=2",
@@ -148,6 +159,7 @@ int main(void)
     tcase_add_test(tests, a_signal_reaches_the_grandchildren);
     tcase_add_test(tests, a_program_that_does_not_run_leaves_its_errno_and_no_process);
     tcase_add_test(tests, a_child_gets_signals_back_as_they_were);
+    tcase_add_test(tests, a_guard_that_is_stopped_keeps_nobody);
     tcase_add_test(tests, settings_replace_add_and_remove);
     tcase_add_test(tests, of_several_settings_of_one_name_the_last_counts);
     suite_add_tcase(suite, tests);

@@ -115,6 +115,21 @@ START_TEST(where_no_relay_starts_hosts_are_reached_directly)
 }
 END_TEST
 
+START_TEST(where_a_relay_says_nothing_its_hosts_are_reached_directly)
+{
+    hvt_job_write(&job, "deaf-relays",
+                  "#!/bin/sh\ncase \"$2\" in *--relay) exec sleep 100;; esac\nexec sh -c \"$2\"\n");
+    hvt_job_run(&job,
+                "-np 3 -H h1:1,h2:1,h3:1 --address @ --ssh-command @/deaf-relays --fan-out 1 "
+                "--start-timeout 3",
+                "echo here");
+    expect_end(0);
+    EXPECT_OUT("[0]<stdout>:here\n");
+    EXPECT_OUT("[2]<stdout>:here\n");
+    ck_assert_str_eq(job.err, "");
+}
+END_TEST
+
 START_TEST(a_dropped_connection_is_tried_again)
 {
     hvt_job_write(&job, "drops-once",
@@ -167,7 +182,8 @@ START_TEST(the_order_in_which_results_come_is_a_file_here)
 }
 END_TEST
 
-START_TEST(private_hvdds_meet_at_the_first)
+/* A hvdd that says where it listens, and which one it joins. */
+static void write_hvdd(void)
 {
     hvt_job_write(&job, "hvdd-script",
                   "#!/bin/sh\nfor word; do case $last in --ready-fd) ready=$word;; "
@@ -175,6 +191,11 @@ START_TEST(private_hvdds_meet_at_the_first)
                   "--mesh-*) echo $last $word >&2;; esac; last=$word; done\n"
                   "test -s $dir/mesh.key || exit 1\necho 9612 >$dir/mesh.port\n"
                   "echo >/proc/self/fd/$ready\nexec cat /proc/self/fd/$parent\n");
+}
+
+START_TEST(private_hvdds_meet_at_the_first)
+{
+    write_hvdd();
     hvt_job_run(&job, "-np 2 -H localhost:1,127.0.0.1:1 --hvdd @/hvdd-script --verbose",
                 "echo $MASTER_ADDR");
     expect_end(0);
@@ -182,6 +203,47 @@ START_TEST(private_hvdds_meet_at_the_first)
     EXPECT_ERR("--mesh-join 127.0.0.1:9612\n");
     EXPECT_ERR("hvdrun: localhost: private hvdd: pid ");
     EXPECT_OUT("[1]<stdout>:127.0.0.1\n");
+}
+END_TEST
+
+/* Another network than that of ssh. */
+START_TEST(private_hvdds_meet_at_the_interface_that_is_named)
+{
+    write_hvdd();
+    hvt_job_write(&job, "ssh-there",
+                  "#!/bin/sh\nexport SSH_CONNECTION='203.0.113.7 5 203.0.113.1 22'\n"
+                  "exec sh -c \"$2\"\n");
+    hvt_job_run(&job,
+                "-np 2 -H h1:1,h2:1 --ssh-command @/ssh-there --hvdd @/hvdd-script "
+                "--network-interfaces lo",
+                "echo $MASTER_ADDR");
+    expect_end(0);
+    EXPECT_ERR("--mesh-listen 127.0.0.1:0\n");
+    EXPECT_ERR("--mesh-join 127.0.0.1:9612\n");
+    EXPECT_OUT("[1]<stdout>:127.0.0.1\n");
+    hvt_job_run(&job,
+                "-np 2 -H h1:1,h2:1 --ssh-command @/ssh-there --hvdd @/hvdd-script "
+                "--network-interfaces none0",
+                "echo never");
+    expect_end(1);
+    EXPECT_ERR("hvdrun: h1: HVD_INTERFACE=none0 names no interface of this machine that is up");
+}
+END_TEST
+
+/* To 0.0.0.0 every machine has a way, by 127.0.0.1. */
+START_TEST(a_first_host_that_ssh_reaches_by_loopback_has_another_address_elsewhere)
+{
+    hvt_job_write(&job, "ssh-there",
+                  "#!/bin/sh\ncase $1 in h1) at=127.0.1.1;; h2) at=0.0.0.0;; *) at=nowhere;; "
+                  "esac\nexport SSH_CONNECTION=\"203.0.113.7 5 $at 22\"\nexec sh -c \"$2\"\n");
+    hvt_job_run(&job, "-np 2 -H h1:1,h2:1 --address @ --ssh-command @/ssh-there",
+                "echo $MASTER_ADDR");
+    expect_end(0);
+    EXPECT_OUT("[1]<stdout>:127.0.0.1\n");
+    hvt_job_run(&job, "-np 3 -H localhost:1,h1:1,h3:1 --address @ --ssh-command @/ssh-there",
+                "echo never");
+    expect_end(1);
+    EXPECT_ERR("hvdrun: nowhere is no address\n"); /* not the way to the one by loopback */
 }
 END_TEST
 
@@ -257,6 +319,7 @@ START_TEST(a_second_interrupt_waits_for_no_agent)
     const uint64_t start_ns = hvi_clock_ns();
     kill(job.pid, SIGINT);
     hvt_job_await(&job, "hvdrun: interrupted while the hosts were starting\n");
+    usleep(200 * 1000); /* not a wait for something: signals that come together do not kill */
     kill(job.pid, SIGTERM);
     hvt_job_end(&job);
     expect_end(128 + SIGINT);
@@ -304,6 +367,32 @@ START_TEST(an_agent_that_stands_still_is_given_up)
 }
 END_TEST
 
+/* Three hosts behind one relay. A rank stops the process that the script finds. */
+static void stop_behind_a_relay(const char *script)
+{
+    hvt_job_run(&job,
+                "-np 3 -H h1:1,h2:1,h3:1 --address @ --ssh-command @/ssh-script --fan-out 1 "
+                "--silence-time 0.3 --report-time 0.1",
+                script);
+    expect_end(1);
+}
+
+START_TEST(an_agent_behind_a_relay_that_stands_still_is_given_up)
+{
+    stop_behind_a_relay("test $HVD_RANK = 1 && kill -STOP $PPID; exec sleep 100");
+    EXPECT_ERR("lost the agent on h2: it has said nothing for 0.3 s (--silence-time)");
+}
+END_TEST
+
+START_TEST(a_relay_that_stands_still_is_given_up)
+{
+    stop_behind_a_relay("read a b c relay rest </proc/$PPID/stat; "
+                        "test $HVD_RANK = 0 && kill -STOP $relay; exec sleep 100");
+    EXPECT_ERR("lost the agent on h1: it has said nothing for 0.3 s (--silence-time)");
+    EXPECT_ERR("lost the agent on h3: it has said nothing for 0.3 s (--silence-time)");
+}
+END_TEST
+
 START_TEST(a_call_that_is_not_there_is_told)
 {
     hvt_job_run(&job, "-np 2 --call-dir /nonexistent " HERE, "true");
@@ -324,10 +413,13 @@ static TCase *make_good_case(void)
     tcase_add_test(tests, interfaces_that_have_names_are_for_nccl_and_gloo_too);
     tcase_add_test(tests, many_hosts_are_reached_through_relays);
     tcase_add_test(tests, where_no_relay_starts_hosts_are_reached_directly);
+    tcase_add_test(tests, where_a_relay_says_nothing_its_hosts_are_reached_directly);
     tcase_add_test(tests, a_dropped_connection_is_tried_again);
     tcase_add_test(tests, calls_and_what_they_return_are_files_here);
     tcase_add_test(tests, the_order_in_which_results_come_is_a_file_here);
     tcase_add_test(tests, private_hvdds_meet_at_the_first);
+    tcase_add_test(tests, private_hvdds_meet_at_the_interface_that_is_named);
+    tcase_add_test(tests, a_first_host_that_ssh_reaches_by_loopback_has_another_address_elsewhere);
     return tests;
 }
 
@@ -345,6 +437,8 @@ static TCase *make_bad_case(void)
     tcase_add_test(tests, an_interrupt_reaches_the_ranks);
     tcase_add_test(tests, an_agent_that_is_killed_takes_its_ranks_along);
     tcase_add_test(tests, an_agent_that_stands_still_is_given_up);
+    tcase_add_test(tests, an_agent_behind_a_relay_that_stands_still_is_given_up);
+    tcase_add_test(tests, a_relay_that_stands_still_is_given_up);
     tcase_add_test(tests, a_call_that_is_not_there_is_told);
     return tests;
 }

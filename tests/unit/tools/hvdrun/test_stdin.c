@@ -5,10 +5,12 @@
 
 #include "tests/unit/hvt_main.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -85,6 +87,36 @@ START_TEST(a_line_in_the_foreground_is_passed_on_and_the_end_too)
 }
 END_TEST
 
+START_TEST(a_pipe_that_another_process_reads_too_does_not_block)
+{
+    char bytes[8];
+    const int fd = run_stdin_reopen(&input);
+
+    ck_assert_int_ge(fd, 0);
+    ck_assert_int_eq(read(fd, bytes, sizeof bytes), -1);
+    ck_assert_int_eq(errno, EAGAIN);
+    ck_assert_int_eq(fcntl(input.child_fd, F_GETFL) & O_NONBLOCK, 0);
+    ck_assert_int_eq(write(input.pipe_fd, "x\n", 2), 2);
+    ck_assert_int_eq(read(fd, bytes, sizeof bytes), 2);
+    close(fd);
+}
+END_TEST
+
+START_TEST(a_file_is_read_from_where_its_reader_is)
+{
+    char byte;
+    struct run_stdin file = {.child_fd = memfd_create("hvt-stdin", MFD_CLOEXEC)};
+
+    ck_assert_int_eq(pwrite(file.child_fd, "ab", 2, 0), 2);
+    const int fd = run_stdin_reopen(&file);
+    ck_assert_int_eq(read(file.child_fd, &byte, 1), 1);
+    ck_assert_int_eq(read(fd, &byte, 1), 1);
+    ck_assert_int_eq(byte, 'b');
+    close(fd);
+    close(file.child_fd);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("tools/hvdrun/stdin");
@@ -93,6 +125,8 @@ int main(void)
     tcase_add_test(tests, the_terminal_is_left_alone_in_the_background);
     tcase_add_test(tests, a_terminal_that_another_has_read_is_waited_for_without_an_end);
     tcase_add_test(tests, a_line_in_the_foreground_is_passed_on_and_the_end_too);
+    tcase_add_test(tests, a_pipe_that_another_process_reads_too_does_not_block);
+    tcase_add_test(tests, a_file_is_read_from_where_its_reader_is);
     suite_add_tcase(suite, tests);
     return hvt_run_suite(suite);
 }
