@@ -318,6 +318,7 @@ END_TEST
 static const struct hvi_cu_access mine = {{1, 0}, FAKE_READ_WRITE};
 static hvi_cu_allocation chunk;
 static int pool_fd;
+static void *pool, *imported;
 
 static int map_chunk(void)
 {
@@ -336,8 +337,7 @@ static int unmap_chunk(void)
 
 static int import_pool(void)
 {
-    void *pool;
-    return hvt_cu.pool_import(&pool, (void *)(intptr_t)pool_fd, HVI_CU_HANDLE_FD, 0);
+    return hvt_cu.pool_import(&imported, (void *)(intptr_t)pool_fd, HVI_CU_HANDLE_FD, 0);
 }
 
 static void make_pool(void)
@@ -345,7 +345,7 @@ static void make_pool(void)
     const struct fake_pool_properties properties = {
         .type = 1, .handle_types = HVI_CU_HANDLE_FD, .location = {1, 0}};
     int (*make)(void **, const struct fake_pool_properties *);
-    void *symbol = hvt_cu_symbol("cuMemPoolCreate"), *pool;
+    void *symbol = hvt_cu_symbol("cuMemPoolCreate");
 
     memcpy(&make, &symbol, sizeof(make));
     HVT_CU(make(&pool, &properties));
@@ -374,6 +374,9 @@ START_TEST(with_strict_synchronisation_a_mapping_and_a_pool_wait_for_gated_strea
     atomic_store(page, 1);
     pthread_join(call.thread, NULL);
     ck_assert(hvt_cu_ends(gated));
+    if (imported != NULL)
+        HVT_CU(hvt_cu.pool_destroy(imported));
+    HVT_CU(hvt_cu.pool_destroy(pool));
     close(pool_fd);
 }
 END_TEST

@@ -151,7 +151,9 @@ START_TEST(the_ports_of_jobs_have_to_be_free)
 {
     const struct sockaddr_in6 taken = {
         .sin6_family = AF_INET6, .sin6_port = htons(31735), .sin6_addr = IN6ADDR_ANY_INIT};
-    const int fd = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    const int fd = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0), yes = 1;
+    /* Connections of an earlier test may linger there. */
+    ck_assert_int_eq(setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes), 0);
     ck_assert_int_eq(bind(fd, (const struct sockaddr *)&taken, sizeof taken), 0);
     ck_assert_int_eq(listen(fd, 1), 0);
     setenv("HVD_PORT_RANGE", ranges[_i].range, 1);
