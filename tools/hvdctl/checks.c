@@ -350,7 +350,7 @@ static const struct worker_word *ask_workers(const struct ctl *ctl)
 {
     static struct worker_word word;
     const struct hvd_admin_answer *reply = ask_daemon(ctl)->reply;
-    struct can_of of = {.kernels = NULL};
+    struct can_of of = {.program = NULL};
     if (word.is_asked)
         return &word;
     if (reply != NULL && reply->daemon != NULL)

@@ -51,7 +51,7 @@ static const char *ask_what_workers_find(const char *address, char *answer_p, si
     struct hvd_admin *admin = NULL;
     struct hvd_admin_request request;
     struct hvd_admin_answer *reply = NULL;
-    struct can_of of = {NULL};
+    struct can_of of = {.program = NULL};
     hvd_admin_request_init(&request, HVD_ADMIN_STATUS);
     if (hvd_admin_open(address, &admin) == HVI_OK)
         (void)hvd_admin_ask(admin, &request, (int64_t)HVDD_NS, &reply);
