@@ -122,6 +122,35 @@ START_TEST(every_kind_gives_what_it_should_at_every_size_and_layout)
 }
 END_TEST
 
+/* Blocks of more chunks than a step is ahead of the next (net_waves.c), of several sizes. */
+START_TEST(a_ring_in_waves_gives_what_it_should)
+{
+    static const struct {
+        uint32_t nodes, kind;
+        const char *members;
+        uint64_t count;
+    } cases[] = {{2, HVI_KIND_ALLREDUCE, "01", 1200007},
+                 {2, HVI_KIND_ALLREDUCE, "0011", 1500001},
+                 {3, HVI_KIND_ALLREDUCE, "012", 1800001},
+                 {3, HVI_KIND_ALLGATHER, "0122", 700001},
+                 {3, HVI_KIND_REDUCESCATTER, "0112", 1900003}};
+    static struct hvt_op op;
+    struct hvt_cluster cluster;
+    uint64_t random = (uint64_t)_i;
+
+    hvt_cluster_open(&cluster, row, cases[_i].nodes, 1, true);
+    for (uint64_t sequence = 1; sequence <= 2; sequence++) {
+        hvt_op_init(&op, &cluster, cases[_i].members, cases[_i].kind);
+        op.in_place = sequence == 2;
+        hvt_op_make(&op, cases[_i].count, sequence, &random);
+        hvt_op_start_all(&op);
+        hvt_op_check(&op);
+        hvt_op_free(&op);
+    }
+    hvt_cluster_close(&cluster);
+}
+END_TEST
+
 static bool exists(uint32_t dtype, uint32_t reduce_op, double scale)
 {
     return hvi_dtype_bytes(dtype) > 0 && reduce_op != HVI_REDUCE_ADASUM &&
@@ -1302,6 +1331,7 @@ int main(void)
         return EXIT_FAILURE;
     tcase_add_loop_test(tcase, every_kind_gives_what_it_should_at_every_size_and_layout, 0,
                         LAYOUTS / LAYOUT_STEP);
+    tcase_add_loop_test(tcase, a_ring_in_waves_gives_what_it_should, 0, 5);
     tcase_add_loop_test(tcase, every_dtype_and_reduce_op_gives_the_reference_bits, 0,
                         (HVI_DTYPE_COUNT + DTYPE_STEP - 1) / DTYPE_STEP);
     tcase_add_loop_test(tcase, an_adasum_has_the_bits_of_one_node, 0, SOME_LAYOUTS);

@@ -322,22 +322,77 @@ static void add_block(struct plan *plan, bool sends, struct engine_wire_message 
     }
 }
 
-static void plan_ring(struct plan *plan, const struct ring *ring)
+/* Where the messages of the steps begin, and, behind the last one, where they end. */
+struct stairs {
+    uint32_t *out, *in; /* [steps + 1] */
+};
+
+static void add_steps(struct plan *plan, const struct ring *ring, struct stairs *stairs)
 {
-    uint32_t nodes = plan->net->nodes, here = plan->net->here, before = ENGINE_WIRE_NONE;
+    struct engine_wire_work *net = plan->net;
+    uint32_t nodes = net->nodes, here = net->here, before = ENGINE_WIRE_NONE;
 
     for (uint32_t step = 0; step < ring->steps; step++) {
-        uint32_t first = plan->net->in.count;
         uint32_t sent = (here + ring->ahead + 2 * nodes - step) % nodes;
         struct engine_wire_message model = {
             .what = sent_as(ring, step), .peer = (here + 1) % nodes, .step = step, .after = before};
+        stairs->out[step] = net->out.count;
+        before = stairs->in[step] = net->in.count;
         add_block(plan, true, model, sent);
         model.what = received_as(plan, ring, step);
         model.peer = (here + nodes - 1) % nodes;
         model.after = ENGINE_WIRE_NONE;
         add_block(plan, false, model, (sent + nodes - 1) % nodes);
-        before = first;
     }
+    stairs->out[ring->steps] = net->out.count;
+    stairs->in[ring->steps] = net->in.count;
+}
+
+static void move_messages(struct plan *plan, struct engine_wire_message *list,
+                          const uint32_t *place, uint32_t count)
+{
+    struct engine_wire_message *moved = malloc(count * sizeof *moved);
+
+    plan->failed = plan->failed || !moved;
+    for (uint32_t i = 0; moved && i < count; i++)
+        moved[place[i]] = list[i];
+    if (moved)
+        memcpy(list, moved, count * sizeof *moved);
+    free(moved);
+}
+
+static void order_waves(struct plan *plan, const struct stairs *stairs, uint32_t steps)
+{
+    struct engine_wire_work *net = plan->net;
+    uint32_t lag = ENGINE_WIRE_LAG_CHUNKS * net->lanes, in = stairs->in[0], out = stairs->out[0];
+    uint32_t ins = stairs->in[steps] - in, outs = stairs->out[steps] - out;
+    uint32_t *place = calloc((ins > outs ? ins : outs) + 1u, sizeof *place);
+
+    plan->failed = !place;
+    if (place && engine_wire_waves(stairs->out, steps, lag, place))
+        move_messages(plan, net->out.list + out, place, outs);
+    if (place && engine_wire_waves(stairs->in, steps, lag, place)) {
+        move_messages(plan, net->in.list + in, place, ins);
+        for (uint32_t i = out; i < net->out.count; i++) {
+            uint32_t *after = &net->out.list[i].after;
+            *after = *after == ENGINE_WIRE_NONE ? *after : in + place[*after - in];
+        }
+    }
+    free(place);
+}
+
+static void plan_ring(struct plan *plan, const struct ring *ring)
+{
+    size_t size = (ring->steps + 1) * sizeof(uint32_t);
+    struct stairs stairs = {malloc(size), malloc(size)};
+
+    plan->failed = plan->failed || !stairs.out || !stairs.in;
+    if (!plan->failed)
+        add_steps(plan, ring, &stairs);
+    if (!plan->failed)
+        order_waves(plan, &stairs, ring->steps);
+    free(stairs.out);
+    free(stairs.in);
 }
 
 /* ---- small allreduces ---- */

@@ -11,7 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ENGINE_NET_WIRE        3u /* the version that is spoken between engines */
+#define ENGINE_NET_WIRE        4u /* the version that is spoken between engines */
 #define ENGINE_NET_LANES       8u /* DATA connections between two nodes */
 #define ENGINE_NET_KEY_BYTES   32u
 #define ENGINE_NET_NONCE_BYTES 32u
