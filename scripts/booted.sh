@@ -20,7 +20,7 @@ isolated=(unshare --mount --pid --uts --ipc --fork --kill-child --mount-proc --p
 
 # The first commit that has a mesh of services with the wires of today (docs/design/wire.md). A change after which nodes
 # of both no longer work together raises a version there, and names a newer commit here.
-older=335134d6167a4e96f711c8823dcc733186346779
+older=084d5ed7ec687564acfa9809e25a7bd0cfa44002
 
 # What would wait for hardware, reach the kernel of this machine, or begin later of its own accord.
 masked='systemd-logind.service systemd-binfmt.service systemd-sysctl.service systemd-random-seed.service systemd-modules-load.service
