@@ -8,6 +8,10 @@
 #include <getopt.h>
 #include <string.h>
 
+_Static_assert(HVI_RANKS_MAX == 1024 && PERF_OUTSTANDING_MAX == 1024 &&
+                   PERF_ITERATIONS_MAX == 1000000,
+               "the help text and the man page say these");
+
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
 struct word {
@@ -73,26 +77,27 @@ struct row {
 static const struct row rows[] = {
     {'o', "op", "OP",
      "allreduce (default), allgather, broadcast, alltoall, reducescatter, barrier, gradients"},
-    {'n', "ranks", "N", "start N ranks with hvdrun (2); without effect in a rank of a launcher"},
+    {'n', "ranks", "N",
+     "start N ranks with hvdrun (2; at most 1024); without effect in a rank of a launcher"},
     {'b', "min-bytes", "SIZE", "smallest size (4); 4, 64K, 1M, 2G"},
     {'e', "max-bytes", "SIZE", "largest size (64M)"},
-    {'f', "factor", "F", "from one size to the next (4)"},
+    {'f', "factor", "F", "from one size to the next (4; 2 to 1,048,576)"},
     {'d', "dtype", "TYPE", "float32 (default), float64, float16, bfloat16, int64, int32, ..."},
     {'r', "reduce-op", "R", "sum (default), average, min, max or product"},
     {'m', "memory", "M", "shared (hvd_alloc, default), malloc, registered or adopted"},
-    {'w', "warmup", "N", "unmeasured iterations per size (5)"},
+    {'w', "warmup", "N", "unmeasured iterations per size (5; at most 1,000,000)"},
     {'i', "iterations", "N",
-     "measured iterations per size (as many as fit in --seconds, 5 to 200,000)"},
+     "measured iterations per size, at most 1,000,000 (as many as fit in --seconds, 5 to 200,000)"},
     {'S', "seconds", "S", "how long to measure one size (1)"},
     {'G', "sizes", "FILE", "gradients: elements of each tensor, one per line"},
     {'c', "check", NULL, "check the results (a barrier has none); errors give exit status 1"},
-    {'k', "outstanding", "K", "submit K ops at a time, and divide the time by K (1)"},
+    {'k', "outstanding", "K", "submit K ops at a time, and divide the time by K (1; at most 1024)"},
     {'O', "out-of-place", NULL, "separate input and output (allreduce, broadcast)"},
     {'B', "no-barrier", NULL, "no barrier between iterations"},
     {'U', "unnamed", NULL, "ops without names"},
     {'N', "new-names", NULL, "names of its own for each iteration, so that each op is negotiated"},
     {'M', "memcpy", NULL, "add reference rows: memcpy, and one pass over all ranks' buffers"},
-    {'A', "attach", "N", "measure N cycles of open and close instead"},
+    {'A', "attach", "N", "measure N cycles of open and close instead (at most 1,000,000)"},
     {'I', "idle", "S", "attach, say so, and do nothing for S seconds instead"},
     {'a', "address", "DIR", "the hvdd to use (default: HVD_ADDRESS, else a private one)"},
     {'t', "timeout", "S", "longest wait for one op, also for those between iterations (60)"},
@@ -236,6 +241,8 @@ static bool refuse_together(const struct perf_options *options, char *text_p, si
         snprintf(text_p, size,
                  "--outstanding and -o gradients do not go together: all the tensors "
                  "of the file are in flight at a time");
+    else if (options->unnamed && options->new_names)
+        snprintf(text_p, size, "--unnamed and --new-names do not go together");
     else
         return false;
     return true;

@@ -92,6 +92,9 @@ START_TEST(nonsense_is_refused_with_what_is_possible)
     EXPECT_ERROR("allreduce", "-o");
     EXPECT_ERROR("--nope", "--nope");
     EXPECT_ERROR("-b", "missing");
+    EXPECT_ERROR("-i 1000001", "at most 1,000,000");
+    EXPECT_ERROR("--outstanding 1025", "at most 1024");
+    EXPECT_ERROR("--unnamed --new-names", "do not go together");
 }
 END_TEST
 
