@@ -229,6 +229,45 @@ START_TEST(an_adasum_has_the_bits_of_one_node)
 }
 END_TEST
 
+/* Orthogonal vectors, of which an adasum is the sum. Those of hvt_op_make have a NaN somewhere, and so has all of
+ * the result. */
+static void make_orthogonal(struct hvt_op *op)
+{
+    for (uint64_t i = 0; i < op->model.bytes / sizeof(float); i++) {
+        float value = (float)(1 + i % 5);
+        for (uint32_t m = 0; m < 2; m++) {
+            ((float *)(void *)op->member[m].in)[i] = i % 2 == m ? value : 0;
+            ((float *)(void *)op->member[m].expected)[i] = value;
+        }
+    }
+}
+
+/* Node 0 has received everything while most of its own is still to be sent. */
+START_TEST(an_adasum_in_place_writes_nothing_that_is_still_being_sent)
+{
+    static struct hvt_op op;
+    struct hvt_cluster cluster;
+    const int few = 4096;
+    uint64_t random = 19;
+
+    hvt_cluster_open(&cluster, row, 2, 1, false);
+    for (uint64_t sequence = 1; sequence <= 2; sequence++) {
+        hvt_op_init(&op, &cluster, "01", HVI_KIND_ALLREDUCE);
+        op.model.reduce_op = HVI_REDUCE_ADASUM;
+        op.in_place = true;
+        hvt_op_make(&op, sequence == 1 ? 7 : 1000000, sequence, &random);
+        make_orthogonal(&op);
+        hvt_op_start_all(&op);
+        hvt_op_check(&op);
+        hvt_op_free(&op);
+        /* The first op has asked for the lane. */
+        int fd = cluster.fd[0][1][0];
+        ck_assert_int_eq(setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &few, sizeof few), 0);
+    }
+    hvt_cluster_close(&cluster);
+}
+END_TEST
+
 START_TEST(a_send_goes_from_one_to_the_other)
 {
     static struct hvt_op op;
@@ -1335,6 +1374,7 @@ int main(void)
     tcase_add_loop_test(tcase, every_dtype_and_reduce_op_gives_the_reference_bits, 0,
                         (HVI_DTYPE_COUNT + DTYPE_STEP - 1) / DTYPE_STEP);
     tcase_add_loop_test(tcase, an_adasum_has_the_bits_of_one_node, 0, SOME_LAYOUTS);
+    tcase_add_test(tcase, an_adasum_in_place_writes_nothing_that_is_still_being_sent);
     tcase_add_test(tcase, a_send_goes_from_one_to_the_other);
     tcase_add_test(tcase, nothing_moves_in_barriers_joins_and_sets);
     tcase_add_loop_test(tcase, a_work_that_is_left_to_the_caller_goes_on_without_it, 0, 3);

@@ -948,7 +948,7 @@ def test_strangers_at_every_port_disturb_no_running_op(job):
 
 # A hello of net/handshake.c: magic, version, purpose (control), lane, encrypts, 0, epoch, from, to, job, nonce
 HELLO = struct.Struct("<8sIBBBBQII32s32s")
-WIRE = 3
+WIRE = 4
 
 
 def mac(said, key):

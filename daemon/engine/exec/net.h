@@ -5,8 +5,8 @@
  *
  * A work is a list of messages to send and one of messages to receive. Each lane (a connection) has a queue
  * of each, over all works, in the order of works: that is the order on the wire. A message to send may wait
- * until one has been received. Messages of all nodes have one order (sequence of the work, step), in which
- * each waits for earlier ones only, so the first message that has not been delivered never waits for
+ * until one has been received. Messages of all nodes have one order (sequence of the work, step; of a ring the wave, then the
+ * step), in which each waits for earlier ones only, so the first message that has not been delivered never waits for
  * anything but its lane: works do not deadlock, however many are under way, and they overlap.
  *
  * A work that fails on one node fails on those that need its data: what is left of its messages is sent

@@ -185,6 +185,13 @@ static void begin(struct engine_wire *net, struct engine_wire_work *work)
     engine_wire_fail(net, work, status, work->node[work->here], "");
 }
 
+/* Adasum writes outputs where inputs may lie that are still being sent. */
+static bool may_finish(const struct engine_wire_work *work)
+{
+    return !work->finished && work->in.over == work->in.count &&
+           (work->finish != ENGINE_WIRE_FINISH_ADASUM || work->out.over == work->out.count);
+}
+
 /* True when only its outputs may be left to be written. */
 static bool step(struct engine_wire *net, struct engine_wire_work *work, bool *moved_p)
 {
@@ -194,7 +201,7 @@ static bool step(struct engine_wire *net, struct engine_wire_work *work, bool *m
 
     if (work->copy_at < work->copy_count && engine_wire_is_committed(work))
         status = engine_wire_copy(&net->tools, work, &work->copies[work->copy_at++], &fault);
-    else if (work->in.over == work->in.count && !work->finished)
+    else if (may_finish(work))
         status = engine_wire_finish(&net->tools, work, &work->finished, &fault);
     else
         moved = false;
