@@ -20,7 +20,7 @@ isolated=(unshare --mount --pid --uts --ipc --fork --kill-child --mount-proc --p
 
 # The first commit that has a mesh of services with the wires of today (docs/design/wire.md). A change after which nodes
 # of both no longer work together raises a version there, and names a newer commit here.
-older=084d5ed7ec687564acfa9809e25a7bd0cfa44002
+older=811f82dd080fae6c82e99d47e616d98352a8af05
 
 # What would wait for hardware, reach the kernel of this machine, or begin later of its own accord.
 masked='systemd-logind.service systemd-binfmt.service systemd-sysctl.service systemd-random-seed.service systemd-modules-load.service
