@@ -361,7 +361,7 @@ static void move_messages(struct plan *plan, struct engine_wire_message *list,
     free(moved);
 }
 
-/* Each wave has a chunk of each step, so more steps lie closer to each other. */
+/* Each wave has a chunk of each step: the more steps, the fewer waves between an addition and what is sent of it. */
 static uint32_t lag_of(const struct engine_wire_work *net, uint32_t steps)
 {
     uint32_t ahead = ENGINE_WIRE_AHEAD_CHUNKS * net->lanes;
@@ -372,14 +372,14 @@ static uint32_t lag_of(const struct engine_wire_work *net, uint32_t steps)
 static void order_waves(struct plan *plan, const struct stairs *stairs, uint32_t steps)
 {
     struct engine_wire_work *net = plan->net;
-    uint32_t in = stairs->in[0], out = stairs->out[0];
+    uint32_t lag = lag_of(net, steps), in = stairs->in[0], out = stairs->out[0];
     uint32_t ins = stairs->in[steps] - in, outs = stairs->out[steps] - out;
     uint32_t *place = calloc((ins > outs ? ins : outs) + 1u, sizeof *place);
 
     plan->failed = !place;
-    if (place && engine_wire_waves(stairs->out, steps, lag_of(net, steps), place))
+    if (place && engine_wire_waves(stairs->out, steps, lag, place))
         move_messages(plan, net->out.list + out, place, outs);
-    if (place && engine_wire_waves(stairs->in, steps, lag_of(net, steps), place)) {
+    if (place && engine_wire_waves(stairs->in, steps, lag, place)) {
         move_messages(plan, net->in.list + in, place, ins);
         for (uint32_t i = out; i < net->out.count; i++) {
             uint32_t *after = &net->out.list[i].after;

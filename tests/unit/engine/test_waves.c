@@ -12,7 +12,7 @@
 #define CHUNKS_MAX 40u
 #define ALL_MAX    (STEPS_MAX * CHUNKS_MAX)
 
-/* What one node sends, or receives; goes[i] is the message of step step[i] that goes as number i. */
+/* What one node sends. Message number i is chunk chunk[i] of step step[i]. */
 struct order {
     uint32_t first[STEPS_MAX + 1];
     uint32_t step[ALL_MAX], chunk[ALL_MAX];
@@ -44,7 +44,7 @@ static bool make_order(struct order *order, uint32_t nodes, uint32_t node, uint3
     return moved;
 }
 
-/* It is in the caches of the node that hands it on: not more than `lag` chunks of the step before were added since. */
+/* A chunk goes when at most `lag` more of the step before have gone than the one that it waits for. */
 static void check_lag(const struct order *order, uint32_t count, uint32_t lag)
 {
     uint32_t gone[STEPS_MAX + 1] = {0};
