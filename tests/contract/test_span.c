@@ -1068,6 +1068,15 @@ static void write_head(unsigned char *head)
     head[33] = 1000 >> 8;
 }
 
+/* The work has failed on node 1, which is to blame: no bytes follow. */
+static void write_status(unsigned char *head, uint32_t status)
+{
+    head[32] = head[33] = 0;
+    for (int i = 0; i < 4; i++)
+        head[20 + i] = (unsigned char)(status >> 8 * i);
+    head[40] = 1;
+}
+
 START_TEST(the_expected_head_is_taken)
 {
     static struct hvt_op op;
@@ -1110,6 +1119,53 @@ START_TEST(an_unexpected_head_ends_the_lane_and_nothing_is_written)
     expect_text(&op, 0, "node 1 (b) has sent what does not belong here");
     for (uint32_t i = 0; i < 1000; i++)
         ck_assert_int_eq(op.member[0].out[i], 0x5a);
+    close(fd);
+    hvt_op_free(&op);
+    hvt_cluster_close(&cluster);
+}
+END_TEST
+
+/* Some of them end in the bits of a known one. */
+static const uint32_t no_failures[] = {1,          99,         0x7fffffff, 0x80000000,
+                                       0x80000001, 0x8000006a, 0xffffff96, 0xffffffff};
+#define NO_FAILURES (int)(sizeof no_failures / sizeof no_failures[0])
+
+START_TEST(a_status_that_is_no_known_failure_ends_the_lane)
+{
+    static struct hvt_op op;
+    unsigned char head[HEAD_BYTES];
+    struct hvt_cluster cluster;
+
+    make_victim(&cluster, &op);
+    int fd = hvt_cluster_pretend(&cluster, 0, 1, 0);
+    write_head(head);
+    write_status(head, no_failures[_i]);
+    hvt_op_start(&op, 0);
+    ck_assert_int_eq(write(fd, head, HEAD_BYTES), HEAD_BYTES);
+    hvt_op_wait(&op, 0);
+    expect_status(&op, 0, HVI_ERR_NODE_LOST);
+    expect_text(&op, 0, "node 1 (b) has sent what does not belong here: an unknown failure");
+    close(fd);
+    hvt_op_free(&op);
+    hvt_cluster_close(&cluster);
+}
+END_TEST
+
+START_TEST(a_known_failure_is_taken)
+{
+    static struct hvt_op op;
+    unsigned char head[HEAD_BYTES];
+    struct hvt_cluster cluster;
+
+    make_victim(&cluster, &op);
+    int fd = hvt_cluster_pretend(&cluster, 0, 1, 0);
+    write_head(head);
+    write_status(head, -HVI_ERR_NO_MEMORY);
+    hvt_op_start(&op, 0);
+    ck_assert_int_eq(write(fd, head, HEAD_BYTES), HEAD_BYTES);
+    hvt_op_wait(&op, 0);
+    expect_status(&op, 0, HVI_ERR_NO_MEMORY);
+    expect_text(&op, 0, "node 1 could not do its part");
     close(fd);
     hvt_op_free(&op);
     hvt_cluster_close(&cluster);
@@ -1352,6 +1408,8 @@ static void add_tcp_tests(TCase *tcase)
     tcase_add_loop_test(tcase, small_works_that_start_together_go_together, 0, 2);
     tcase_add_test(tcase, the_expected_head_is_taken);
     tcase_add_loop_test(tcase, an_unexpected_head_ends_the_lane_and_nothing_is_written, 0, 48);
+    tcase_add_loop_test(tcase, a_status_that_is_no_known_failure_ends_the_lane, 0, NO_FAILURES);
+    tcase_add_test(tcase, a_known_failure_is_taken);
     tcase_add_test(tcase, noise_ends_the_lane);
     tcase_add_loop_test(tcase, what_a_sealed_lane_has_not_sent_ends_it_with_the_name_of_the_node, 0,
                         2);

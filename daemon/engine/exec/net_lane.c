@@ -393,6 +393,12 @@ static void refuse(struct engine_wire *net, struct engine_wire_lane *lane, const
     engine_wire_node_end(net, lane->node, text);
 }
 
+/* A success, or a failure that is known. */
+static bool is_status(uint32_t number)
+{
+    return number <= INT32_MAX && (number == 0 || hvi_status_is_known(-(int)number));
+}
+
 /* NULL: it is the expected one. */
 static const char *compare(const struct engine_wire *net, const struct engine_wire_lane *lane,
                            const struct engine_wire_message *message, const struct head *head,
@@ -415,7 +421,7 @@ static const char *compare(const struct engine_wire *net, const struct engine_wi
         return "a message of another step";
     if (le64toh(head->bytes) != (fails ? 0 : message->bytes))
         return "a message of another size";
-    if (fails && !hvi_status_is_known(-(int)(le32toh(head->status) & INT32_MAX)))
+    if (!is_status(le32toh(head->status)))
         return "an unknown failure";
     return NULL;
 }
@@ -424,7 +430,7 @@ static const char *compare(const struct engine_wire *net, const struct engine_wi
 static void take_failure(struct engine_wire *net, struct engine_wire_lane *lane,
                          const struct head *head, struct engine_wire_work *work)
 {
-    int status = -(int)(le32toh(head->status) & INT32_MAX);
+    int status = -(int)le32toh(head->status);
     uint32_t culprit = le32toh(head->culprit);
     char text[ENGINE_TEXT_BYTES];
 
