@@ -16,8 +16,17 @@
 #include <unistd.h>
 
 #define LOG_EVERY_NS            HVI_NS_SEC
-#define CONTROL_KEEPALIVE_S     1
 #define CONTROL_USER_TIMEOUT_MS 1500
+
+/* Of a connection on which nothing is under way. The kernel asks the other one after .idle_s, and each .each_s until there is an
+ * answer; .count questions without one end the connection. */
+struct keepalive {
+    int idle_s, each_s, count;
+};
+static const struct keepalive of_control = {1, 1, 1};
+/* Firewalls that forget silent connections give them minutes. Six questions, as a way that loses a tenth in each direction
+ * loses six of them one time in 20,000. */
+static const struct keepalive of_data = {30, 10, 6};
 
 static int blame_errno(const char **why_p)
 {
@@ -122,19 +131,25 @@ void engine_net_conn_close(struct engine_net_conn *conn)
     conn->fd = -1;
 }
 
-/* A receiver of data may pause for long, and TCP_USER_TIMEOUT would take that for a loss. */
+static void keep_alive(int fd, const struct keepalive *keepalive)
+{
+    const int on = 1;
+
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &keepalive->idle_s, sizeof keepalive->idle_s);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &keepalive->each_s, sizeof keepalive->each_s);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &keepalive->count, sizeof keepalive->count);
+}
+
+/* A receiver of data may pause for long, and TCP_USER_TIMEOUT would take that for a loss. Its kernel answers keepalive. */
 static void tune(int fd, enum engine_net_purpose purpose)
 {
-    const int on = 1, second = CONTROL_KEEPALIVE_S, timeout_ms = CONTROL_USER_TIMEOUT_MS;
+    const int on = 1, timeout_ms = CONTROL_USER_TIMEOUT_MS;
 
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    if (purpose != ENGINE_NET_CONTROL)
-        return;
-    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
-    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &second, sizeof second);
-    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &second, sizeof second);
-    setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &on, sizeof on);
-    setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, sizeof timeout_ms);
+    keep_alive(fd, purpose == ENGINE_NET_CONTROL ? &of_control : &of_data);
+    if (purpose == ENGINE_NET_CONTROL)
+        setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, sizeof timeout_ms);
 }
 
 uint16_t engine_net_conn_bit(enum engine_net_purpose purpose, uint32_t lane)
