@@ -514,6 +514,8 @@ def test_a_killed_engine_is_missed_on_its_node_and_its_node_on_the_others(job, v
     os.kill(job.process_of(lost, "hvdd-engine"), signal.SIGKILL)
     check_told(job, job.ranks_of(lost), at_ns, Status.ERR_ENGINE_LOST, [])
     check_told(job, job.ranks_of(other), at_ns, Status.ERR_NODE_LOST, [lost.name])
+    job.reopen()
+    job.check_usable()
 
 
 def test_an_engine_that_stands_still_is_missed_by_the_others_and_told_so_when_it_goes_on(job):
@@ -527,6 +529,8 @@ def test_an_engine_that_stands_still_is_missed_by_the_others_and_told_so_when_it
     at_ns = time.monotonic_ns()
     os.kill(engine, signal.SIGCONT)
     check_told(job, job.ranks_of(second), at_ns, Status.ERR_NODE_LOST, ["n1|n2"])
+    job.reopen()
+    job.check_usable()
 
 
 def test_a_killed_agent_ends_its_ranks_and_its_node_is_named_on_the_others(job):
