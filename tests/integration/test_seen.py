@@ -83,8 +83,10 @@ def check_stalls(job, node, ready):
     assert (row["tensor"], row["op"], row["ready"]) == ("late", "allreduce", ready), row
     assert [rank["rank"] for rank in row["missing"]] == missing, row
     assert all(rank["pid"] > 0 and rank["process"] in "RSD" for rank in row["missing"]), row
+    places = [(job.nodes.index(job.node_of(rank)), job.node_of(rank).name, job.node_of(rank).address) for rank in missing]
+    assert [(rank["node"], rank["node_name"], rank["node_address"]) for rank in row["missing"]] == places, row
     table = ctl.run("stalls", name).stdout
-    assert all(f"{rank} (pid " in table for rank in missing), table
+    assert all(f"{rank} (node {number} {there}, pid " in table for rank, (number, there, _) in zip(missing, places)), table
 
 
 def check_trace(job, node):

@@ -46,6 +46,11 @@ void ctl_show_status(const struct ctl *ctl, const struct hvd_admin_answer *reply
 void ctl_show_jobs(const struct ctl *ctl, const struct hvd_admin_answer *reply);
 void ctl_show_ranks(const struct ctl *ctl, const char *job, const struct hvd_admin_answer *reply);
 void ctl_show_stalls(const struct ctl *ctl, const struct hvd_admin_answer *reply);
+/* That node of the one job that the reply is about, or NULL. */
+const struct hvd_admin_span *ctl_span_of(const struct hvd_admin_answer *reply, uint32_t node);
+/* The node of a rank that the op waits for; NULL: the job is on one node, or it is not known. */
+const struct hvd_admin_span *ctl_missing_node(const struct hvd_admin_answer *reply,
+                                              const struct hvd_admin_stall *row, int32_t rank);
 
 /* ctl_json_*: the same as one JSON document with raw numbers (ns, bytes). */
 void ctl_json_status(const struct ctl *ctl, const struct hvd_admin_answer *reply);

@@ -142,16 +142,14 @@ static void add_spans(cJSON *document, const struct hvd_admin_span *const *spans
     }
 }
 
-static void add_place(cJSON *object, const struct hvd_admin_answer *reply, uint32_t node)
+/* NULL: of one node, or not known. */
+static void add_place(cJSON *object, const struct hvd_admin_span *span)
 {
-    for (size_t i = 0; i < reply->span_count; i++) {
-        if (reply->spans[i]->node != node)
-            continue;
-        add_u64(object, "node", node);
-        cJSON_AddStringToObject(object, "node_name", reply->spans[i]->name);
-        cJSON_AddStringToObject(object, "node_address", reply->spans[i]->address);
+    if (span == NULL)
         return;
-    }
+    add_u64(object, "node", span->node);
+    cJSON_AddStringToObject(object, "node_name", span->name);
+    cJSON_AddStringToObject(object, "node_address", span->address);
 }
 
 void ctl_json_nodes(const struct ctl *ctl, const struct hvd_admin_answer *reply,
@@ -291,14 +289,15 @@ void ctl_json_ranks(const struct ctl *ctl, const char *job, const struct hvd_adm
         cJSON_AddStringToObject(object, "text", row->text);
         add_i64(object, "own_pid", row->own_pid);
         cJSON_AddStringToObject(object, "memory", row->memory);
-        add_place(object, reply, row->node);
+        add_place(object, ctl_span_of(reply, row->node));
     }
     add_spans(document, reply->spans, reply->span_count);
     add_note(document, reply);
     print(ctl, document);
 }
 
-static void add_stall(cJSON *array, const struct hvd_admin_stall *row)
+static void add_stall(cJSON *array, const struct hvd_admin_answer *reply,
+                      const struct hvd_admin_stall *row)
 {
     cJSON *object = add_object(array);
     cJSON_AddStringToObject(object, "job", row->job);
@@ -317,6 +316,7 @@ static void add_stall(cJSON *array, const struct hvd_admin_stall *row)
         add_i64(rank, "pid", row->missing[i]->pid);
         cJSON_AddStringToObject(rank, "process", row->missing[i]->process);
         cJSON_AddStringToObject(rank, "waits_in", row->missing[i]->waits_in);
+        add_place(rank, ctl_missing_node(reply, row, row->missing[i]->rank));
     }
 }
 
@@ -325,7 +325,7 @@ void ctl_json_stalls(const struct ctl *ctl, const struct hvd_admin_answer *reply
     cJSON *document = cJSON_CreateObject();
     cJSON *array = cJSON_AddArrayToObject(document, "stalls");
     for (size_t i = 0; i < reply->stall_count; i++)
-        add_stall(array, reply->stalls[i]);
+        add_stall(array, reply, reply->stalls[i]);
     add_spans(document, reply->spans, reply->span_count);
     add_note(document, reply);
     print(ctl, document);

@@ -205,7 +205,7 @@ void ctl_show_jobs(const struct ctl *ctl, const struct hvd_admin_answer *reply)
     finish(ctl, table, reply->rows_left_out);
 }
 
-static const struct hvd_admin_span *span_of(const struct hvd_admin_answer *reply, uint32_t node)
+const struct hvd_admin_span *ctl_span_of(const struct hvd_admin_answer *reply, uint32_t node)
 {
     for (size_t i = 0; i < reply->span_count; i++) {
         if (reply->spans[i]->node == node)
@@ -386,7 +386,7 @@ void ctl_show_ranks(const struct ctl *ctl, const char *job, const struct hvd_adm
     struct ctl_table *table = ctl_table_new(columns + skipped, COUNT(columns) - skipped);
     for (size_t i = 0; i < reply->rank_count; i++) {
         if (skipped == 0)
-            add_place(table, span_of(reply, reply->ranks[i]->node));
+            add_place(table, ctl_span_of(reply, reply->ranks[i]->node));
         add_rank(table, reply->ranks[i]);
     }
     finish(ctl, table, reply->rows_left_out);
@@ -468,26 +468,59 @@ static const char *without_pid(const struct hvd_admin_missing *rank)
     return strcmp(rank->process, "absent") == 0 ? "not attached" : "in another pid namespace";
 }
 
-/* "2 (pid 4711, stopped (T)), 3 (pid 4712, sleeping (S) in allreduce 'b'), 4 (not attached)"; the
- * first few. */
-static void missing_ranks(const struct hvd_admin_stall *row, char *text_p, size_t size)
+static bool has_rank(const struct hvd_admin_span *span, int32_t rank)
+{
+    for (size_t i = 0; i < span->rank_count; i++) {
+        if (span->ranks[i] == rank)
+            return true;
+    }
+    return false;
+}
+
+const struct hvd_admin_span *ctl_missing_node(const struct hvd_admin_answer *reply,
+                                              const struct hvd_admin_stall *row, int32_t rank)
+{
+    for (size_t i = 0; i < reply->span_count; i++) {
+        const struct hvd_admin_span *span = reply->spans[i];
+        if (span->uid == row->uid && strcmp(span->job, row->job) == 0 && has_rank(span, rank))
+            return span;
+    }
+    return NULL;
+}
+
+/* "node 1 b, ", where the job is on several nodes. Of a rank of which its node has said nothing, that is said instead. */
+static void missing_place(const struct hvd_admin_answer *reply, const struct hvd_admin_stall *row,
+                          const struct hvd_admin_missing *rank, char *text_p, size_t size)
+{
+    const struct hvd_admin_span *span = ctl_missing_node(reply, row, rank->rank);
+
+    text_p[0] = '\0';
+    if (span != NULL && strcmp(rank->process, "elsewhere") != 0)
+        snprintf(text_p, size, "node %" PRIu32 " %s, ", span->node, span->name);
+}
+
+/* "2 (pid 4711, stopped (T)), 3 (pid 4712, sleeping (S) in allreduce 'b'), 4 (not attached)", or
+ * "2 (node 1 b, pid 4711, stopped (T))"; the first few. */
+static void missing_ranks(const struct hvd_admin_answer *reply, const struct hvd_admin_stall *row,
+                          char *text_p, size_t size)
 {
     const size_t shown_max = 6;
     size_t used = 0;
     text_p[0] = '\0';
     for (size_t i = 0; i < row->missing_count && i < shown_max && used + 320 < size; i++) {
         const struct hvd_admin_missing *rank = row->missing[i];
-        char process[64];
+        char process[64], node[96];
         text_process(rank->process, process, sizeof process);
+        missing_place(reply, row, rank, node, sizeof node);
         const char *comma = i > 0 ? ", " : "";
         if (rank->pid > 0)
             used += (size_t)snprintf(text_p + used, size - used,
-                                     "%s%" PRId32 " (pid %" PRId32 ", %s%s%s)", comma, rank->rank,
-                                     rank->pid, process, rank->waits_in[0] != '\0' ? " in " : "",
-                                     rank->waits_in);
+                                     "%s%" PRId32 " (%spid %" PRId32 ", %s%s%s)", comma, rank->rank,
+                                     node, rank->pid, process,
+                                     rank->waits_in[0] != '\0' ? " in " : "", rank->waits_in);
         else
-            used += (size_t)snprintf(text_p + used, size - used, "%s%" PRId32 " (%s)", comma,
-                                     rank->rank, without_pid(rank));
+            used += (size_t)snprintf(text_p + used, size - used, "%s%" PRId32 " (%s%s)", comma,
+                                     rank->rank, node, without_pid(rank));
     }
     if (row->missing_count > shown_max)
         snprintf(text_p + used, size - used, " and %zu more", row->missing_count - shown_max);
@@ -514,7 +547,7 @@ void ctl_show_stalls(const struct ctl *ctl, const struct hvd_admin_answer *reply
         add_duration(table, row->age_ns);
         rank_ranges(row->ready, row->ready_count, text, sizeof text);
         ctl_table_add(table, CTL_PLAIN, "%s", text);
-        missing_ranks(row, text, sizeof text);
+        missing_ranks(reply, row, text, sizeof text);
         ctl_table_add(table, CTL_NOTE, "%s", text);
     }
     finish(ctl, table, reply->rows_left_out);

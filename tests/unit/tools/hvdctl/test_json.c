@@ -138,6 +138,35 @@ START_TEST(stalls_keep_the_bytes_of_a_name)
 }
 END_TEST
 
+START_TEST(stalls_have_the_nodes_of_missing_ranks)
+{
+    static const int32_t ranks[] = {3};
+    const struct hvd_admin_span span = {.job = "digits",
+                                        .node = 1,
+                                        .name = "b",
+                                        .address = "192.0.2.2",
+                                        .text = "",
+                                        .ranks = ranks,
+                                        .rank_count = 1};
+    const struct hvd_admin_span *const spans[] = {&span};
+    struct hvd_admin_answer reply = hvt_reply;
+    struct ctl ctl = hvt_ctl();
+    reply.spans = spans;
+    reply.span_count = 1;
+    ctl_json_stalls(&ctl, &reply);
+    cJSON *document = parse(&ctl);
+    const cJSON *row = cJSON_GetArrayItem(cJSON_GetObjectItem(document, "stalls"), 0);
+    const cJSON *missing = cJSON_GetObjectItem(row, "missing");
+    const cJSON *known = cJSON_GetArrayItem(missing, 0);
+    ck_assert(number(known, "node") == 1);
+    ck_assert_str_eq(string(known, "node_name"), "b");
+    ck_assert_str_eq(string(known, "node_address"), "192.0.2.2");
+    ck_assert_ptr_null(cJSON_GetObjectItem(cJSON_GetArrayItem(missing, 1), "node"));
+    cJSON_Delete(document);
+    free(hvt_text);
+}
+END_TEST
+
 START_TEST(an_event_is_a_line_with_all_that_it_has)
 {
     struct ctl ctl = hvt_ctl();
@@ -203,6 +232,7 @@ int main(void)
     tcase_add_test(tests, jobs_and_ranks_are_arrays);
     tcase_add_test(tests, nodes_of_a_job_have_their_ranks_and_links);
     tcase_add_test(tests, stalls_keep_the_bytes_of_a_name);
+    tcase_add_test(tests, stalls_have_the_nodes_of_missing_ranks);
     tcase_add_test(tests, an_event_is_a_line_with_all_that_it_has);
     tcase_add_test(tests, an_error_is_a_document_too);
     tcase_add_test(tests, an_absent_daemon_is_null);

@@ -316,6 +316,40 @@ START_TEST(stalls_name_the_missing_ranks_and_their_state)
 }
 END_TEST
 
+START_TEST(stalls_name_the_nodes_of_missing_ranks)
+{
+    static const int32_t ranks[][3] = {{0, 1, 2}, {3, 4, 5}, {3}};
+    const struct hvd_admin_span spans[] = {
+        {.job = "digits", .node = 0, .name = "a", .ranks = ranks[0], .rank_count = 3},
+        {.job = "digits", .uid = 7, .node = 2, .name = "c", .ranks = ranks[2], .rank_count = 1},
+        {.job = "other", .node = 3, .name = "d", .ranks = ranks[2], .rank_count = 1},
+        {.job = "digits", .node = 1, .name = "b\033", .ranks = ranks[1], .rank_count = 3},
+    };
+    const struct hvd_admin_span *const span_list[] = {&spans[0], &spans[1], &spans[2], &spans[3]};
+    const struct hvd_admin_missing silent = {
+        .rank = 5, .process = "elsewhere", .waits_in = "on node 1 (b), which did not answer"};
+    const struct hvd_admin_missing lone = {.rank = 6, .pid = 4715, .process = "S", .waits_in = ""};
+    const struct hvd_admin_missing *const missing[] = {&hvt_missing[0], &hvt_missing[1], &silent,
+                                                       &lone};
+    struct hvd_admin_stall row = hvt_stalls[0];
+    const struct hvd_admin_stall *const list[] = {&row};
+    const struct hvd_admin_answer reply = {
+        .text = "", .stalls = list, .stall_count = 1, .spans = span_list, .span_count = 4};
+    struct ctl ctl = hvt_ctl();
+    row.missing = missing;
+    row.missing_count = 4;
+    ctl_show_stalls(&ctl, &reply);
+    fclose(ctl.out);
+    ck_assert_msg(
+        strstr(hvt_text,
+               "  3 (node 1 b\\x1b, pid 4714, stopped (T) in barrier 'b'), "
+               "4 (node 1 b\\x1b, not attached), 5 (on node 1 (b), which did not answer), "
+               "6 (pid 4715, sleeping (S))\n") != NULL,
+        "%s", hvt_text);
+    free(hvt_text);
+}
+END_TEST
+
 START_TEST(nothing_is_said_in_words)
 {
     struct hvd_admin_answer reply = {0};
@@ -473,6 +507,7 @@ int main(void)
     tcase_add_test(tests, a_rank_in_other_namespaces_has_a_note);
     tcase_add_test(tests, a_rank_of_several_nodes_has_the_address_of_its_own);
     tcase_add_test(tests, stalls_name_the_missing_ranks_and_their_state);
+    tcase_add_test(tests, stalls_name_the_nodes_of_missing_ranks);
     tcase_add_test(tests, nothing_is_said_in_words);
     tcase_add_test(tests, a_crowd_of_missing_ranks_is_counted);
     tcase_add_test(tests, an_event_is_a_line_with_its_time);
