@@ -106,14 +106,6 @@ static void make_ends(const struct hvt_cluster *cluster, int *ends_p)
     ck_assert_int_eq(fcntl(ends_p[1], F_SETFL, O_NONBLOCK), 0);
 }
 
-static const char *const names[] = {"node 0 (a)", "node 1 (b)", "node 2 (c)", "node 3 (d)",
-                                    "node 4 (e)", "node 5 (f)", "node 6 (g)", "node 7 (h)"};
-
-static const char *name_of(uint32_t node)
-{
-    return names[node % (sizeof names / sizeof *names)];
-}
-
 /* Of a's end of the lane to b. */
 static struct hvi_seal_keys keys_of(uint32_t a, uint32_t b, uint32_t lane)
 {
@@ -128,9 +120,11 @@ static struct hvi_seal_keys keys_of(uint32_t a, uint32_t b, uint32_t lane)
 static void give(struct hvt_cluster *cluster, uint32_t a, uint32_t b, uint32_t lane, int fd)
 {
     const struct hvi_seal_keys keys = keys_of(a, b, lane);
+    char name[32];
 
+    snprintf(name, sizeof name, "node %u (%c)", b, (int)('a' + b));
     engine_wire_backend_lane(cluster->node[a].context, b, lane, fd, cluster->sealed ? &keys : NULL,
-                             name_of(b));
+                             name);
 }
 
 void hvt_cluster_connect(struct hvt_cluster *cluster, uint32_t a, uint32_t b, uint32_t lane)

@@ -8,8 +8,8 @@
 
 #include <stdatomic.h>
 
-#define HVT_NODES   6u
-#define HVT_MEMBERS 16u
+#define HVT_NODES   17u
+#define HVT_MEMBERS 18u
 #define HVT_PLACES  8u
 
 /* The row of transports that all clusters of this program use: $HVT_TRANSPORT, else "tcp". */
@@ -73,8 +73,8 @@ struct hvt_op {
     struct hvt_op_part part[HVT_NODES]; /* by index into .node */
 };
 
-/* Members and their nodes: "0120" has four, the first and the last on node 0. A capital letter A is a member
- * on node 0 that has joined, B on node 1. */
+/* Members and their nodes: "0120" has four, the first and the last on node 0. Nodes 10 to 16 are ':' to '@', which follow '9' in
+ * ASCII. A capital letter A is a member on node 0 that has joined, B on node 1. */
 void hvt_op_init(struct hvt_op *op, struct hvt_cluster *cluster, const char *members,
                  uint32_t kind);
 /* Makes memory for `count` elements as the kind takes them (one alltoall part has up to `count`), fills it, and

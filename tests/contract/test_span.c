@@ -894,6 +894,36 @@ START_TEST(a_tentative_work_gives_the_same)
 }
 END_TEST
 
+/* Doublings, trees and meetings of three steps and more, that come out even and not; and rings of as many. */
+static const struct {
+    uint32_t nodes;
+    const char *members;
+} wide[] = {{8, "01234567"}, {9, "0123B456787"}, {17, "0123456789:;<=>?@3"}};
+
+START_TEST(works_of_many_nodes_give_what_they_should)
+{
+    static const uint64_t some[] = {1, 1000, 20011};
+    static struct hvt_op op;
+    struct hvt_cluster cluster;
+    uint64_t random = 131 + (uint64_t)_i, sequence = 0;
+
+    hvt_cluster_open(&cluster, row, wide[_i].nodes, 1, false);
+    for (int k = 0; k < KIND_COUNT; k++) {
+        for (int way = 0; way < 6; way++) {
+            init_op(&op, &cluster, wide[_i].members, kinds[k], &random);
+            op.in_place = way % 2 == 1;
+            hvt_op_make(&op, some[way / 2], ++sequence, &random);
+            if (way % 2 == 0)
+                make_tentative(&op);
+            hvt_op_start_all(&op);
+            hvt_op_check(&op);
+            hvt_op_free(&op);
+        }
+    }
+    hvt_cluster_close(&cluster);
+}
+END_TEST
+
 /* What works leave behind that some nodes have started, and all have withdrawn. */
 static void leave_works(struct hvt_cluster *cluster, const char *members, uint64_t first,
                         uint64_t *random)
@@ -1454,6 +1484,7 @@ int main(void)
     tcase_add_loop_test(tcase, a_work_that_is_cancelled_ends_at_once_and_the_lanes_keep_step, 0, 2);
     tcase_add_test(tcase, a_large_work_that_is_cancelled_gives_up_every_node_that_has_not_come);
     tcase_add_loop_test(tcase, a_tentative_work_gives_the_same, 0, SOME_LAYOUTS);
+    tcase_add_loop_test(tcase, works_of_many_nodes_give_what_they_should, 0, 3);
     tcase_add_loop_test(tcase, withdrawn_works_have_done_nothing_and_the_lanes_keep_step, 0,
                         SOME_LAYOUTS);
     tcase_add_test(tcase, a_later_work_waits_until_the_earlier_one_is_withdrawn_here_too);
