@@ -703,6 +703,26 @@ START_TEST(a_lost_node_fails_its_works_now_and_later)
 }
 END_TEST
 
+/* Nodes 1 and 4 alone send to node 0, or are sent to by it. */
+START_TEST(a_lost_node_fails_works_in_which_it_is_no_neighbour)
+{
+    static struct hvt_op op;
+    struct hvt_cluster cluster;
+    uint64_t random = 42;
+
+    hvt_cluster_open(&cluster, row, 5, 1, false);
+    engine_wire_backend_lost(cluster.node[0].context, 2, "node c is gone, says the mesh");
+    hvt_op_init(&op, &cluster, "01234", HVI_KIND_ALLGATHER);
+    hvt_op_make(&op, 100000, 1, &random);
+    hvt_op_start(&op, 0);
+    hvt_op_wait(&op, 0);
+    expect_status(&op, 0, HVI_ERR_NODE_LOST);
+    expect_text(&op, 0, "node c is gone, says the mesh");
+    hvt_op_free(&op);
+    hvt_cluster_close(&cluster);
+}
+END_TEST
+
 START_TEST(a_node_that_does_not_come_is_named_when_the_time_is_over)
 {
     static struct hvt_op op;
@@ -1479,6 +1499,7 @@ int main(void)
     tcase_add_test(tcase, a_lane_that_is_cut_fails_the_work_on_every_node);
     tcase_add_test(tcase, a_lane_that_is_cut_in_the_middle_hangs_no_node);
     tcase_add_test(tcase, a_lost_node_fails_its_works_now_and_later);
+    tcase_add_test(tcase, a_lost_node_fails_works_in_which_it_is_no_neighbour);
     tcase_add_loop_test(tcase, a_node_that_does_not_come_is_named_when_the_time_is_over, 0, 2);
     tcase_add_test(tcase, a_node_that_cannot_be_connected_to_is_named);
     tcase_add_loop_test(tcase, a_work_that_is_cancelled_ends_at_once_and_the_lanes_keep_step, 0, 2);

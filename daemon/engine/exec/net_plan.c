@@ -836,11 +836,37 @@ static uint64_t chunk_bytes(const struct engine_work *work, uint32_t lanes)
     return half < ENGINE_WIRE_CHUNK_BYTES ? half : ENGINE_WIRE_CHUNK_BYTES;
 }
 
+/* Most runs that the messages of one direction are in. */
+static uint32_t most_runs(const struct engine_wire_work *net, const struct engine_wire_messages *of)
+{
+    uint32_t all = net->nodes * net->lanes;
+
+    return of->count < all ? of->count : all;
+}
+
+/* The numbers of runs of one direction, by peer and lane: of many nodes a plan may use few, so they have no place each. */
+struct run_table {
+    uint32_t *number; /* [mask + 1], a power of two, half of them ENGINE_WIRE_NONE at least */
+    uint32_t mask;
+};
+
+static uint32_t *find_run(const struct engine_wire_work *net, const struct run_table *table,
+                          const struct engine_wire_message *message)
+{
+    uint32_t at = (message->peer * net->lanes + message->lane) & table->mask;
+
+    while (table->number[at] != ENGINE_WIRE_NONE &&
+           (net->runs[table->number[at]].peer != message->peer ||
+            net->runs[table->number[at]].lane != message->lane))
+        at = (at + 1) & table->mask;
+    return &table->number[at];
+}
+
 static void join_run(struct engine_wire_work *net, struct engine_wire_messages *messages,
-                     uint32_t index, uint32_t *run_of)
+                     uint32_t index, const struct run_table *table)
 {
     struct engine_wire_message *message = &messages->list[index];
-    uint32_t *number = &run_of[message->peer * net->lanes + message->lane];
+    uint32_t *number = find_run(net, table, message);
 
     message->next = ENGINE_WIRE_NONE;
     if (*number == ENGINE_WIRE_NONE) {
@@ -857,23 +883,28 @@ static void join_run(struct engine_wire_work *net, struct engine_wire_messages *
     net->runs[*number].last = index;
 }
 
+static bool join_runs(struct engine_wire_work *net, struct engine_wire_messages *messages)
+{
+    uint32_t size = 2;
+
+    while (size / 2 < most_runs(net, messages))
+        size *= 2;
+    const struct run_table table = {malloc(size * sizeof(uint32_t)), size - 1};
+    if (!table.number)
+        return false;
+    memset(table.number, 0xff, size * sizeof *table.number);
+    for (uint32_t i = 0; i < messages->count; i++)
+        join_run(net, messages, i, &table);
+    free(table.number);
+    return true;
+}
+
 static bool make_runs(struct engine_wire_work *net)
 {
-    size_t each = (size_t)net->nodes * net->lanes;
-    uint32_t *run_of = malloc(2 * each * sizeof *run_of);
+    size_t most = (size_t)most_runs(net, &net->out) + most_runs(net, &net->in);
 
-    net->runs = calloc(2 * each, sizeof *net->runs);
-    if (!run_of || !net->runs) {
-        free(run_of);
-        return false;
-    }
-    memset(run_of, 0xff, 2 * each * sizeof *run_of);
-    for (uint32_t i = 0; i < net->out.count; i++)
-        join_run(net, &net->out, i, run_of);
-    for (uint32_t i = 0; i < net->in.count; i++)
-        join_run(net, &net->in, i, run_of + each);
-    free(run_of);
-    return true;
+    net->runs = calloc(most + 1, sizeof *net->runs);
+    return net->runs && join_runs(net, &net->out) && join_runs(net, &net->in);
 }
 
 /* To have all its messages is to know that all nodes have started it. */

@@ -76,6 +76,12 @@ struct engine_wire_node *engine_wire_node_at(struct engine_wire *net, uint32_t n
     return node;
 }
 
+/* NULL: it has neither been lost nor had a message. */
+static struct engine_wire_node *known_node(const struct engine_wire *net, uint32_t number)
+{
+    return number < net->node_count ? net->nodes[number] : NULL;
+}
+
 static struct engine_wire_lane *lane_of(struct engine_wire *net, const struct engine_wire_run *run)
 {
     return &net->nodes[run->work->node[run->peer]]->lanes[run->lane];
@@ -130,10 +136,11 @@ static void post(struct engine_wire *net, struct engine_wire_work *work)
     net->config.post(net->config.user, batch);
 }
 
-static bool know_nodes(struct engine_wire *net, const struct engine_wire_work *work)
+/* Of many nodes a work may have messages with few. */
+static bool know_peers(struct engine_wire *net, const struct engine_wire_work *work)
 {
-    for (uint32_t i = 0; i < work->nodes; i++) {
-        if (!engine_wire_node_at(net, work->node[i]))
+    for (uint32_t i = 0; i < work->run_count; i++) {
+        if (!engine_wire_node_at(net, work->node[work->runs[i].peer]))
             return false;
     }
     return true;
@@ -152,15 +159,15 @@ static void take_alone(struct engine_wire *net, struct engine_wire_work *work)
 
 static void take_work(struct engine_wire *net, struct engine_wire_work *work)
 {
-    if (!know_nodes(net, work)) {
+    if (!know_peers(net, work)) {
         take_alone(net, work);
         return;
     }
     for (uint32_t i = 0; i < work->run_count; i++)
         engine_wire_lane_join(lane_of(net, &work->runs[i]), &work->runs[i]);
     for (uint32_t i = 0; i < work->nodes; i++) {
-        struct engine_wire_node *node = net->nodes[work->node[i]];
-        if (node->lost) {
+        struct engine_wire_node *node = known_node(net, work->node[i]);
+        if (node && node->lost) {
             engine_wire_fail(net, work, HVI_ERR_NODE_LOST, node->number, node->text);
             engine_wire_node_end(net, node, node->text);
         }
