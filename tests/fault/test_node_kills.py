@@ -86,15 +86,21 @@ class Turn:
         wait_until(lambda: not self.remains(), lambda: f"nothing to be left: {self.remains()}", 15, 0.05)
         return code
 
+    @staticmethod
+    def check_reply(reply: dict) -> None:
+        """What is lost is named; other failures name at least what is gone."""
+        text, named = reply.get("text", ""), r"\brank \d|\bn[1-3]\b"
+        lost = reply["status"] in (Status.ERR_RANK_LOST, Status.ERR_NODE_LOST)
+        assert reply["status"] >= 0 or re.search(named if lost else named + "|node|engine|hvdd|session is NULL", text), reply
+
     def check_said(self, code: int) -> None:
-        """Ranks that fail name a rank, a node, or the process that is gone. Success means that all went well everywhere."""
+        """Success means that all went well everywhere."""
         done = 0
         for rank in range(self.size):
             path = self.folder / f"out.{rank}"
             replies = [json.loads(line) for line in path.read_text().splitlines(True) if line.endswith("\n")] if path.exists() else []
             for reply in replies:
-                text = reply.get("text", "")
-                assert reply["status"] >= 0 or re.search(r"\brank \d|\bn[1-9]\b|node|engine|hvdd|session is NULL", text), reply
+                self.check_reply(reply)
             done += sum(reply["status"] == Status.OK for reply in replies)
             assert "wrong sum" not in (self.folder / f"err.{rank}").read_text() if replies else True
         assert code != 0 or done == STEPS * self.size, f"exit status 0 after {done} of {STEPS * self.size} steps"
