@@ -6,6 +6,7 @@
 #include <arpa/inet.h>
 #include <errno.h>
 #include <ifaddrs.h>
+#include <limits.h>
 #include <net/if.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -16,6 +17,7 @@
 
 #define ENTRY_ROOM 80
 #define BETWEEN    ", \t"
+#define GROUP      (INT_MAX / 4) /* more than a list has entries */
 
 /* ---- entries ---- */
 
@@ -129,10 +131,32 @@ static int check(const char *wanted, bool *wishes_p, char *text_p, size_t text_s
     return HVI_OK;
 }
 
+/* Bridges and cables of containers and virtual machines. Often each machine has one, with the same address everywhere. */
+static bool is_of_guests(const char *name)
+{
+    static const char *const begins[] = {"docker", "podman", "cni",   "lxcbr", "lxdbr",
+                                         "veth",   "br-",    "virbr", "vnet"};
+
+    for (size_t i = 0; i < sizeof(begins) / sizeof(begins[0]); i++) {
+        if (strncmp(name, begins[i], strlen(begins[i])) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* Of those that the list does not name: 0 for interfaces to other machines, which come first. */
+static int group_of(const struct hvi_interface *interface)
+{
+    if (interface->loopback)
+        return 2;
+    return is_of_guests(interface->name) ? 1 : 0;
+}
+
 /* How soon an address is wanted: 0 is first; -1: not at all. */
 static int place_of(const char *wanted, bool wishes, const struct hvi_interface *interface)
 {
     const bool all = all_exceptions(wanted);
+    const int group = group_of(interface);
     struct entry entry;
     int place = -1;
 
@@ -141,12 +165,13 @@ static int place_of(const char *wanted, bool wishes, const struct hvi_interface 
             continue;
         if (entry.exception)
             return -1;
-        if (place < 0)
-            place = number;
+        int fit = number + (strchr(entry.text, '/') != NULL ? group * GROUP : 0);
+        if (place < 0 || fit < place)
+            place = fit;
     }
     if (wishes)
         return place;
-    return interface->loopback ? -1 : 0;
+    return interface->loopback ? -1 : group;
 }
 
 static int not_found(const char *wanted, bool wishes, char *text_p, size_t text_size)

@@ -35,7 +35,9 @@ static const struct {
     {"2001:db8:1::/48", "2001:db8:1::3", NULL},
     {"198.51.100.1", "198.51.100.1", NULL},
     {"lo", "127.0.0.1", NULL},
-    {"0.0.0.0/0", "127.0.0.1", NULL},
+    {"0.0.0.0/0", "192.0.2.3", NULL}, /* the loopback comes last */
+    {"127.0.0.0/8", "127.0.0.1", NULL},
+    {"lo,0.0.0.0/0", "127.0.0.1", NULL},
     {"192.0.2.2/31", "192.0.2.3", NULL},
     {"192.0.2.4/31", NULL,
      "HVD_INTERFACE=192.0.2.4/31 names no interface of this machine that is up; see `ip address`"},
@@ -44,7 +46,15 @@ static const struct {
     {"^eth0,docker0,ib0", NULL,
      "HVD_INTERFACE=^eth0,docker0,ib0 leaves no interface; see `ip address`"},
     {"^docker0,^eth0", "203.0.113.7", NULL},
-    {"0.0.0.0/0,^lo,^eth0", "198.51.100.1", NULL},
+    {"0.0.0.0/0,^lo,^eth0", "203.0.113.7", NULL}, /* and docker0 after ib0 */
+    {"^eth0", "203.0.113.7", NULL},
+    {"^eth0,ib0", "198.51.100.1", NULL}, /* nothing else is left */
+    {"0.0.0.0/0,^lo,^eth0,^ib0", "198.51.100.1", NULL},
+    {"198.51.100.0/24", "198.51.100.1", NULL},
+    {"198.51.100.0/24,203.0.113.0/24", "203.0.113.7", NULL},
+    {"docker0,203.0.113.0/24", "198.51.100.1", NULL}, /* it is named */
+    {"203.0.113.0/24,docker0", "203.0.113.7", NULL},
+    {"198.51.100.1,eth0", "198.51.100.1", NULL},
     {"eth0,^192.0.2.0/24", "2001:db8:1::3", NULL},
     {" ib0 , eth0 ", "203.0.113.7", NULL},
     {"2001:0db8:0001::0003", "2001:db8:1::3", NULL},
