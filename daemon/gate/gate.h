@@ -77,8 +77,8 @@ void gate_admin_close(struct gate *gate);
 
 /* Listens or joins, as GateStart says, and tells hvdd what became of it. Logs. */
 int gate_mesh_open(struct gate *gate);
-/* An engine's registration: answered by a NodeRoster for hvdd, sooner or later. May take the packet out
- * of it. */
+/* An engine's registration: answered by a NodeRoster for hvdd, sooner or later. While the mesh is not open it waits. May take
+ * the packet out of it. */
 void gate_mesh_register(struct gate *gate, struct hvi_node_register *registered);
 /* It has gone. Without a number it had never registered: where the status is HVI_OK, the job begins anew here, and what its last
  * engine has said and no rendezvous has heard is over. */

@@ -14,7 +14,9 @@
  *
  * The old rendezvous confirms before the new one is told, so no job meets at both. A seed that speaks another version of the mesh is
  * not up for this node: where no other seed is, what is nowhere yet is refused: at once if all seeds have said so,
- * else two seconds after it was registered, for another seed may be about to be heard. */
+ * else two seconds after it was registered, for another seed may be about to be heard.
+ *
+ * While the mesh is not open there is no seed, and all is nowhere. A gate that listens alone hands it to its rendezvous when it is. */
 #include "daemon/gate/mesh.h"
 
 #include "base/place.h"
@@ -803,8 +805,25 @@ static void try_seed(struct mesh_seed *seed)
     seed->keys.server[0] = '\0'; /* mesh_join_allowed tries again */
 }
 
+/* This gate listens alone. What was registered before it did goes to its rendezvous. */
+static void hand_over(struct gate_mesh *mesh)
+{
+    while (mesh->own != NULL) {
+        struct mesh_own *own = mesh->own;
+        if (!own->answered && own->registered.node != NULL)
+            mesh_listen_register(mesh, &own->registered);
+        if (own->gone)
+            mesh_listen_withdraw(mesh, &own->withdrawn);
+        own_free(mesh, own);
+    }
+    if (mesh->ended != NULL)
+        mesh_listen_withdraw(mesh, mesh->ended);
+}
+
 int mesh_join_open(struct gate_mesh *mesh, char *text_p, size_t text_size)
 {
+    if (mesh->seed_count == 0)
+        hand_over(mesh);
     if (!mesh->of_nodes)
         return mesh->seed_count == 0 ? HVI_OK
                                      : open_seed(&mesh->seeds[0], &mesh->keys, text_p, text_size);
@@ -839,18 +858,31 @@ void mesh_join_allowed(struct gate_mesh *mesh)
     }
 }
 
-static void give_up(struct gate_mesh *mesh, struct mesh_own *own)
+static void say_no_answer(const struct gate_mesh *mesh, const struct mesh_own *own, char *text_p,
+                          size_t text_size)
 {
     const struct mesh_seed *seed = own->at != NULL ? own->at : &mesh->seeds[0];
-    char text[HVI_TEXT_MAX + 1];
 
     snprintf(
-        text, sizeof(text),
+        text_p, text_size,
         "node %s has no answer about job '%s' from the rendezvous at %s (%s): %.300s; %s names it",
         mesh->name, own->registered.job, seed->endpoint,
         seed->address[0] != '\0' ? seed->address : "never reached",
         seed->failure[0] != '\0' ? seed->failure : "it is silent",
         mesh->of_nodes ? "mesh-seeds" : "HVD_RENDEZVOUS or mesh-join");
+}
+
+static void give_up(struct gate_mesh *mesh, struct mesh_own *own)
+{
+    char text[HVI_TEXT_MAX + 1];
+
+    if (mesh->open)
+        say_no_answer(mesh, own, text, sizeof(text));
+    else
+        snprintf(text, sizeof(text),
+                 "node %s has not met the others of job '%s', for the mesh could not be opened: "
+                 "%.300s",
+                 mesh->name, own->registered.job, mesh->failure);
     own->answered = true;
     mesh_tell_error(mesh, &own->registered, HVI_ERR_ATTACH_TIMEOUT, text);
 }

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The mesh of one gate: it listens, or it joins, or with mesh-seeds perhaps both; or it has none, and then there is no socket
- * and no libzmq at work. A mesh that cannot be opened is reported to hvdd and tried again.
+ * and no libzmq at work. A mesh that cannot be opened is reported to hvdd and tried again. A gate that takes another one's
+ * place may find the port taken: what is registered meanwhile is kept by the side that joins, and goes to the rendezvous when
+ * there is one.
  *
  * With mesh-seeds (ADR 0026) each node has a key of its own and a list of those that it allows. The list is read again each few
  * seconds: a node that has left it is forgotten and refused, one that is new may come in. */
@@ -20,7 +22,7 @@
 #define TICK_US  100000u
 #define LATE_NS  (500 * HVI_NS_MS) /* a tick that comes so late: this process stood still */
 #define STILL_NS HVI_NS_SEC        /* hvdd says something four times a second */
-#define OPEN_NS  (2 * HVI_NS_SEC)
+#define OPEN_NS  (500 * HVI_NS_MS) /* well within MESH_MISSING_NS */
 #define LOOK_NS  (2 * HVI_NS_SEC)
 #define LAST_NS  HVI_NS_SEC
 
@@ -167,14 +169,19 @@ static const char no_mesh[] =
     "this hvdd has no mesh to other nodes; start it with --mesh-seeds, --mesh-listen or "
     "--mesh-join, or the job with hvdrun -H";
 
+static bool is_wanted(const struct gate *gate)
+{
+    return gate->start.mesh_listen[0] != '\0' || gate->start.mesh_join[0] != '\0' ||
+           gate->start.mesh_seeds[0] != '\0';
+}
+
 void gate_mesh_register(struct gate *gate, struct hvi_node_register *registered)
 {
     struct gate_mesh *mesh = gate->mesh;
 
-    if (!mesh->open)
-        mesh_tell_error(mesh, registered, HVI_ERR_UNSUPPORTED,
-                        mesh->failure[0] != '\0' ? mesh->failure : no_mesh);
-    else if (mesh->seed_count == 0)
+    if (!is_wanted(gate))
+        mesh_tell_error(mesh, registered, HVI_ERR_UNSUPPORTED, no_mesh);
+    else if (mesh->open && mesh->seed_count == 0)
         mesh_listen_register(mesh, registered);
     else
         mesh_join_register(mesh, registered);
@@ -184,7 +191,7 @@ void gate_mesh_withdraw(struct gate *gate, const struct hvi_node_withdraw *withd
 {
     struct gate_mesh *mesh = gate->mesh;
 
-    if (!mesh->open && !mesh->of_nodes)
+    if (!is_wanted(gate))
         return;
     if (mesh->open && mesh->seed_count == 0)
         mesh_listen_withdraw(mesh, withdrawn);
@@ -254,12 +261,6 @@ void gate_mesh_rows(struct gate *gate, struct hvi_admin_reply *reply)
 
 /* ---- life ---- */
 
-static bool is_wanted(const struct gate *gate)
-{
-    return gate->start.mesh_listen[0] != '\0' || gate->start.mesh_join[0] != '\0' ||
-           gate->start.mesh_seeds[0] != '\0';
-}
-
 static int choose_address(struct gate_mesh *mesh, char *text_p, size_t text_size)
 {
     const char *wanted = mesh->gate->start.interface;
@@ -271,6 +272,8 @@ static int choose_address(struct gate_mesh *mesh, char *text_p, size_t text_size
     status = hvi_interface_find(wanted, AF_UNSPEC, &chosen, text_p, text_size);
     if (status != HVI_OK)
         return status;
+    if (strcmp(mesh->announced, chosen.address) == 0)
+        return HVI_OK; /* it is opened again */
     snprintf(mesh->announced, sizeof(mesh->announced), "%s", chosen.address);
     HVI_LOG(HVI_LOG_INFO, "mesh", "mesh-interface",
             "this node announces the address of an interface", "interface=%s address=%s wanted=%s",

@@ -1155,7 +1155,7 @@ START_TEST(without_a_mesh_a_job_of_several_nodes_is_told_what_to_do)
 }
 END_TEST
 
-/* A mesh of these options cannot be opened: hvdd and its engines are told why. */
+/* A mesh of these options cannot be opened: hvdd is told why, and its engines are when their time is over. */
 static void expect_failure(struct side *side, const char *why)
 {
     open_mesh(side);
@@ -1164,7 +1164,10 @@ static void expect_failure(struct side *side, const char *why)
     ck_assert_uint_eq(heard.state.port, 0);
     ck_assert_msg(strstr(heard.state.text, why) != NULL, "%s", heard.state.text);
     register_at(side, "job", 1, 0, 2);
-    expect_error(side, "job", HVI_ERR_UNSUPPORTED, why);
+    ck_assert(!hears(side));
+    mesh_join_tick(side->gate.mesh, hvi_clock_ns() + LATER);
+    expect_error(side, "job", HVI_ERR_ATTACH_TIMEOUT, why);
+    ck_assert_ptr_nonnull(strstr(roster.engine_roster.text, "the mesh could not be opened: "));
     ck_assert_ptr_nonnull(strstr(rows_of(side)->text, why));
     gate_mesh_close(&side->gate);
 }
@@ -1269,6 +1272,34 @@ START_TEST(a_port_that_is_taken_is_said_once_and_tried_again)
     sides[1].gate.mesh->open_ns = 0;
     ck_assert_int_eq(hear(&sides[1], HVI_GATE_STATE)->state.status, HVI_OK);
     ck_assert_uint_eq(heard.state.port, port);
+}
+END_TEST
+
+START_TEST(what_is_registered_while_the_port_is_taken_meets_when_it_is_free)
+{
+    struct hvi_gate_start *start = &sides[1].gate.start;
+    uint32_t port = listen_at(&sides[0]);
+
+    snprintf(start->mesh_listen, sizeof(start->mesh_listen), "127.0.0.1:%u", port);
+    snprintf(start->mesh_key, sizeof(start->mesh_key), "%s/key.server", dir);
+    open_mesh(&sides[1]);
+    ck_assert_int_ne(hear(&sides[1], HVI_GATE_STATE)->state.status, HVI_OK);
+    register_at(&sides[1], "job", 1, 0, 2);
+    register_at(&sides[1], "lost", 2, 0, 2);
+    lose_at(&sides[1], "lost", 2, "rank 0 was killed");
+    register_at(&sides[1], "back", 3, 0, 2);
+    withdraw_at(&sides[1], "back", 3);
+    ck_assert(hears_nothing(&sides[1]));
+    gate_mesh_close(&sides[0].gate); /* the other one ends */
+    ck_assert_int_eq(hear(&sides[1], HVI_GATE_STATE)->state.status, HVI_OK);
+    ck_assert_str_eq(rows_of(&sides[1])->nodes[0].jobs, "job");
+    join_at(&sides[2], port);
+    register_at(&sides[2], "job", 1, 1, 2);
+    register_at(&sides[2], "lost", 1, 1, 2);
+    ck_assert_int_eq(hear_roster(&sides[2], "job", 1)->status, HVI_OK);
+    expect_error(&sides[2], "lost", HVI_ERR_RANK_LOST, "rank 0 was killed");
+    ck_assert_int_eq(hear_roster(&sides[1], "job", 1)->status, HVI_OK);
+    ck_assert(hears_nothing(&sides[1]));
 }
 END_TEST
 
@@ -2524,6 +2555,7 @@ static void add_failures(Suite *suite)
     tcase_add_test(tcase, an_interface_gives_the_address_that_others_are_told);
     tcase_add_test(tcase, where_an_interface_is_listened_at_others_are_told_its_address);
     tcase_add_test(tcase, a_port_that_is_taken_is_said_once_and_tried_again);
+    tcase_add_test(tcase, what_is_registered_while_the_port_is_taken_meets_when_it_is_free);
     tcase_add_test(tcase, a_taken_port_of_a_range_is_passed_over);
     tcase_add_test(tcase, a_node_whose_key_is_not_in_the_file_hears_so_and_so_do_its_engines);
     tcase_add_test(tcase, another_server_key_is_told_apart_from_a_rendezvous_that_is_not_there);
