@@ -542,16 +542,20 @@ def test_no_secret_is_on_a_command_line_or_with_others(hosts):
     with running(hosts, "-H", "h1:1,localhost:1", "sh", "-c", "echo ready; exec sleep 1000",
                  environment={"MY_TOKEN": secret}) as process:
         ranks = [pid for pid, line in hosts.processes().items() if line.startswith(("sh -c echo", "sleep"))]
-        environ = dict(entry.split("=", 1) for entry in
-                       pathlib.Path(f"/proc/{ranks[0]}/environ").read_text().split("\0") if "=" in entry)
+        environs = [dict(entry.split("=", 1) for entry in
+                         pathlib.Path(f"/proc/{pid}/environ").read_text().split("\0") if "=" in entry) for pid in ranks]
+        environ = environs[0]
         assert environ["MY_TOKEN"] == secret and len(environ["HVD_JOB_KEY"]) == 32
+        files = [pathlib.Path(each["HVD_ADDRESS"]) / "mesh.key" for each in environs]
+        mesh = {re.search(r"^secret (\S{40})$", file.read_text(), re.MULTILINE)[1] for file in files}
+        assert len(mesh) == 2 and {file.stat().st_mode & 0o777 for file in files} == {0o600}
         for pid in procs.pids():
             line = procs.cmdline(pid)
-            assert secret not in line and environ["HVD_JOB_KEY"] not in line, line
+            assert not any(each in line for each in (secret, environ["HVD_JOB_KEY"], *mesh)), line
         for pid, line in hosts.processes().items():
-            if pid not in ranks:
-                held = pathlib.Path(f"/proc/{pid}/environ").read_bytes()
-                assert environ["HVD_JOB_KEY"].encode() not in held, line
+            held = pathlib.Path(f"/proc/{pid}/environ").read_text()
+            assert not any(each in held for each in mesh), line
+            assert pid in ranks or environ["HVD_JOB_KEY"] not in held, line
         process.terminate()
         process.communicate(timeout=scaled(20))
 

@@ -137,6 +137,12 @@ int main(void)
     assert said.startswith(f"{version} -400 no hvdd is running. Tried: /nonexistent/hvdd (nothing there)."), said
 
 
+def test_of_the_programs_that_serve_a_node_the_gate_alone_asks_for_zeromq(installed):
+    programs = [installed.prefix / "bin/hvdd", *(installed.prefix / "libexec/hvdd").glob("hvdd-*")]
+    assert len(programs) >= 4, programs
+    assert [path.name for path in programs if any("zmq" in name for name in needed(path))] == ["hvdd-gate"]
+
+
 def test_the_client_library_does_not_ask_for_zeromq(installed):
     assert not [name for name in needed(installed.libdir / "libhvdclient.so.0") if "zmq" in name]
     assert [name for name in needed(installed.libdir / "libhvdadmin.so.0") if "zmq" in name]

@@ -1506,6 +1506,38 @@ START_TEST(a_node_of_another_version_is_refused_with_both_versions)
 }
 END_TEST
 
+START_TEST(a_node_that_speaks_further_versions_beside_ours_comes_in)
+{
+    uint32_t port = listen_at(&sides[0]);
+    struct hvi_mesh_msg msg = message(HVI_MESH_HELLO, 0xee, 1);
+
+    snprintf(msg.hello.name, sizeof(msg.hello.name), "both");
+    msg.oldest = 1;
+    msg.newest = HVI_MESH_VERSION + 8;
+    stranger = stranger_join(port, &stranger_key, "00000000000000ee");
+    say_msg(stranger, "", &msg);
+    ck_assert_str_eq(wait_row(&sides[0], 1, "joined")->name, "both");
+    ck_assert_int_eq(hvt_log_count("mesh-version"), 0);
+}
+END_TEST
+
+START_TEST(a_rendezvous_that_speaks_further_versions_beside_ours_is_joined)
+{
+    uint32_t port = stranger_listen();
+    struct hvi_mesh_msg answer = message(HVI_MESH_NONE, 0xee, 0), said;
+
+    join_at(&sides[1], port);
+    said = stranger_wait(stranger, HVI_MESH_HELLO);
+    answer.oldest = 1;
+    answer.newest = HVI_MESH_VERSION + 8;
+    answer.peer_talk = said.talk;
+    answer.heard = said.number;
+    stranger_say("000000000000000b", &answer);
+    wait_joined(&sides[1], 1);
+    ck_assert_str_eq(rows_of(&sides[1])->text, "");
+}
+END_TEST
+
 /* ---- a rendezvous that lies ---- */
 
 START_TEST(a_rendezvous_of_another_version_fails_the_jobs_with_its_sentence)
@@ -2574,6 +2606,8 @@ static void add_liars(Suite *suite)
     tcase_add_test(tcase, a_node_cannot_speak_for_another_one);
     tcase_add_test(tcase, a_node_may_not_say_what_a_rendezvous_says);
     tcase_add_test(tcase, a_node_of_another_version_is_refused_with_both_versions);
+    tcase_add_test(tcase, a_node_that_speaks_further_versions_beside_ours_comes_in);
+    tcase_add_test(tcase, a_rendezvous_that_speaks_further_versions_beside_ours_is_joined);
     tcase_add_test(tcase, a_rendezvous_of_another_version_fails_the_jobs_with_its_sentence);
     tcase_add_test(tcase,
                    a_rendezvous_that_speaks_another_version_and_says_no_more_fails_the_jobs_too);
