@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/interface.h"
 
+#include "base/place.h"
 #include "base/status.h"
 
 #include <arpa/inet.h>
@@ -14,9 +15,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #define ENTRY_ROOM 80
 #define BETWEEN    ", \t"
+#define DISCARD    "9"           /* any port: a datagram socket that is connected sends nothing */
 #define GROUP      (INT_MAX / 4) /* more than a list has entries */
 
 /* ---- entries ---- */
@@ -268,6 +271,59 @@ int hvi_interface_find(const char *wanted, int family, struct hvi_interface *cho
     int status = choose_of(all, wanted, family, chosen_p, text_p, text_size);
     freeifaddrs(all);
     return status;
+}
+
+/* ---- the way to another machine ---- */
+
+static socklen_t size_of(const struct sockaddr *address)
+{
+    return address->sa_family == AF_INET6 ? sizeof(struct sockaddr_in6)
+                                          : sizeof(struct sockaddr_in);
+}
+
+static bool to_text(const struct sockaddr *address, char *text_p, size_t size)
+{
+    return getnameinfo(address, size_of(address), text_p, (socklen_t)size, NULL, 0,
+                       NI_NUMERICHOST) == 0;
+}
+
+int hvi_interface_towards(const char *peer, char *address_p, size_t address_size, char *text_p,
+                          size_t text_size)
+{
+    const struct addrinfo wish = {.ai_socktype = SOCK_DGRAM, .ai_flags = AI_NUMERICHOST};
+    struct sockaddr_storage own = {.ss_family = AF_UNSPEC};
+    struct addrinfo *found = NULL;
+    socklen_t bytes = sizeof(own);
+
+    if (getaddrinfo(peer, DISCARD, &wish, &found) != 0) {
+        snprintf(text_p, text_size, "%s is no address", peer);
+        return HVI_ERR_INVALID;
+    }
+    const int fd = socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    const bool connected = fd >= 0 && connect(fd, found->ai_addr, found->ai_addrlen) == 0 &&
+                           getsockname(fd, (struct sockaddr *)&own, &bytes) == 0 &&
+                           to_text((const struct sockaddr *)&own, address_p, address_size);
+    if (!connected)
+        snprintf(text_p, text_size, "no address of this host leads to %s: %s", peer,
+                 strerror(errno));
+    if (fd >= 0)
+        close(fd);
+    freeaddrinfo(found);
+    return connected ? HVI_OK : HVI_ERR_NOT_FOUND;
+}
+
+void hvi_interface_from(const char *place, char *address_p, size_t address_size)
+{
+    char host[256], text[128];
+    struct hvi_interface chosen;
+    uint32_t port;
+
+    address_p[0] = '\0';
+    if (hvi_place_split(place, host, sizeof(host), &port) &&
+        hvi_interface_towards(host, address_p, address_size, text, sizeof(text)) == HVI_OK)
+        return;
+    if (hvi_interface_find("", AF_UNSPEC, &chosen, text, sizeof(text)) == HVI_OK)
+        snprintf(address_p, address_size, "%s", chosen.address);
 }
 
 bool hvi_interface_is_same(const struct sockaddr *a, const struct sockaddr *b)

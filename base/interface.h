@@ -33,6 +33,13 @@ int hvi_interface_choose(const char *wanted, const struct hvi_interface *interfa
  * nothing elsewhere. `family` is AF_INET, AF_INET6 or, for both, AF_UNSPEC. */
 int hvi_interface_find(const char *wanted, int family, struct hvi_interface *chosen_p, char *text_p,
                        size_t text_size);
+/* This machine's address on the way to `peer`, a numeric address; nothing is sent. HVI_OK, or with a sentence HVI_ERR_INVALID (it is
+ * none) or HVI_ERR_NOT_FOUND (no way leads there). */
+int hvi_interface_towards(const char *peer, char *address_p, size_t address_size, char *text_p,
+                          size_t text_size);
+/* The same for sentences. `place` is HOST or HOST:PORT. Of a HOST that is a name, which is not looked up, and where no way leads
+ * there: the first address that others may reach; "": there is none. */
+void hvi_interface_from(const char *place, char *address_p, size_t address_size);
 /* Whether both are the same address of IPv4, or of IPv6; their ports do not matter. NULL is none. */
 bool hvi_interface_is_same(const struct sockaddr *a, const struct sockaddr *b);
 /* Whether a host's name, or its numeric address, is this machine's. HVI_OK, or HVI_ERR_NOT_FOUND or HVI_ERR_DAEMON with a sentence. Blocks

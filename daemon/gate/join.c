@@ -19,6 +19,7 @@
  * While the mesh is not open there is no seed, and all is nowhere. A gate that listens alone hands it to its rendezvous when it is. */
 #include "daemon/gate/mesh.h"
 
+#include "base/interface.h"
 #include "base/place.h"
 #include "base/status.h"
 
@@ -858,15 +859,32 @@ void mesh_join_allowed(struct gate_mesh *mesh)
     }
 }
 
+#define OWN_ROOM (HVI_WIRE_NODE_NAME + HVI_WIRE_NODE_ADDRESS + sizeof(" ()"))
+
+/* "gamma (10.0.0.3)": this node, with its address towards the rendezvous. */
+static void name_own(const struct mesh_seed *seed, char text_p[OWN_ROOM])
+{
+    char address[HVI_WIRE_NODE_ADDRESS];
+
+    hvi_interface_from(seed->address[0] != '\0' ? seed->address : seed->endpoint, address,
+                       sizeof(address));
+    if (address[0] != '\0')
+        snprintf(text_p, OWN_ROOM, "%s (%s)", seed->mesh->name, address);
+    else
+        snprintf(text_p, OWN_ROOM, "%s", seed->mesh->name);
+}
+
 static void say_no_answer(const struct gate_mesh *mesh, const struct mesh_own *own, char *text_p,
                           size_t text_size)
 {
     const struct mesh_seed *seed = own->at != NULL ? own->at : &mesh->seeds[0];
+    char name[OWN_ROOM];
 
+    name_own(seed, name);
     snprintf(
         text_p, text_size,
         "node %s has no answer about job '%s' from the rendezvous at %s (%s): %.300s; %s names it",
-        mesh->name, own->registered.job, seed->endpoint,
+        name, own->registered.job, seed->endpoint,
         seed->address[0] != '\0' ? seed->address : "never reached",
         seed->failure[0] != '\0' ? seed->failure : "it is silent",
         mesh->of_nodes ? "mesh-seeds" : "HVD_RENDEZVOUS or mesh-join");
@@ -944,13 +962,15 @@ static void lose_seed(struct gate_mesh *mesh, struct mesh_own *own, uint64_t now
                                           .registration = said->registration,
                                           .rank = -1,
                                           .status = HVI_ERR_NODE_LOST};
+    char name[OWN_ROOM];
 
+    name_own(seed, name);
     snprintf(withdrawn.job, sizeof(withdrawn.job), "%s", said->job);
     snprintf(withdrawn.text, sizeof(withdrawn.text),
              "node %s (%s), where the nodes of job '%s' meet, is lost before they have: for %.1f s "
              "node %s has heard nothing of it",
              seed->called[0] != '\0' ? seed->called : seed->name, seed->endpoint, said->job,
-             (double)(now_ns - seed->heard_ns) / (double)HVI_NS_SEC, mesh->name);
+             (double)(now_ns - seed->heard_ns) / (double)HVI_NS_SEC, name);
     mesh_tell_error(mesh, said, HVI_ERR_NODE_LOST, withdrawn.text);
     lose(mesh, own, &withdrawn);
 }

@@ -676,8 +676,9 @@ def test_a_host_that_cannot_reach_the_first_ones_daemon_is_named_and_nothing_run
     done = nodes[1].run([program("hvdrun"), "-H", "n1:1,n2:1", "--start-timeout", f"{limit_s:g}", "touch", "ran"], timeout=3 * limit_s)
     check_prompt("hvdrun gave up", time.monotonic_ns() - began_ns - round(limit_s * 1e9), 1_000_000_000)
     assert done.returncode == 1 and not (nodes.shared / "ran").exists()
-    assert re.match(rf"hvdrun: n2: its hvdd has not reached that of the first host at \S+:{MESH_PORT} in time; is there a firewall",
-                    done.stderr), done.stderr
+    said = re.match(rf"hvdrun: n2: its hvdd has not reached that of the first host at (\S+):{MESH_PORT} from (\S+) in time; "
+                    "is there a firewall", done.stderr)
+    assert said and said[1].strip("[]") in nodes[0].addresses() and said[2] in nodes[1].addresses(), done.stderr
     for node in nodes:
         node.check_clean(10)
 

@@ -2,6 +2,7 @@
 #include "tools/hvdrun/daemon.h"
 
 #include "base/clock.h"
+#include "base/interface.h"
 #include "base/mps.h"
 #include "base/runtime.h"
 #include "base/status.h"
@@ -212,6 +213,17 @@ static void read_words(int fd, char *words, size_t size)
             words[i] = ' ';
 }
 
+static void say_not_reached(const char *place, const char *words, char *text_p, size_t size)
+{
+    char own[64];
+    hvi_interface_from(place, own, sizeof own);
+    snprintf(text_p, size,
+             "its hvdd has not reached that of the first host at %s%s%s in time; is there a "
+             "firewall between the two? The ports of HVD_PORT_RANGE (9600-9631) have to be "
+             "open%s%s",
+             place, own[0] != '\0' ? " from " : "", own, words[0] != '\0' ? ": " : "", words);
+}
+
 /* Waits for the byte on ready_fd. HVI_OK, or an error with a sentence. */
 static int wait_ready(const struct run_daemon_plan *plan, const struct run_daemon *daemon,
                       int ready_fd, char *text_p, size_t size)
@@ -236,11 +248,7 @@ static int wait_ready(const struct run_daemon_plan *plan, const struct run_daemo
     }
     read_words(daemon->stderr_fd, words, sizeof words);
     if (found == 0 && plan->mesh.join != NULL)
-        snprintf(text_p, size,
-                 "its hvdd has not reached that of the first host at %s in time; is there a "
-                 "firewall between the two? The ports of HVD_PORT_RANGE (9600-9631) have to be "
-                 "open%s%s",
-                 plan->mesh.join, words[0] != '\0' ? ": " : "", words);
+        say_not_reached(plan->mesh.join, words, text_p, size);
     else
         snprintf(text_p, size, "the private hvdd %s%s%s", story, words[0] != '\0' ? ": " : "",
                  words);

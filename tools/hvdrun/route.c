@@ -4,15 +4,10 @@
 #include "base/interface.h"
 #include "base/status.h"
 
-#include <errno.h>
-#include <netdb.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <unistd.h>
-
-#define DISCARD "9" /* any port: a datagram socket that is connected sends nothing */
 
 const char *run_route_wish(void)
 {
@@ -32,42 +27,6 @@ void run_route_place(char *text_p, size_t size, const char *address, unsigned po
     snprintf(text_p, size, "%s%s%s:%u", six ? "[" : "", address, six ? "]" : "", port);
 }
 
-static socklen_t size_of(const struct sockaddr *address)
-{
-    return address->sa_family == AF_INET6 ? sizeof(struct sockaddr_in6)
-                                          : sizeof(struct sockaddr_in);
-}
-
-static bool to_text(const struct sockaddr *address, char *text_p, size_t size)
-{
-    return getnameinfo(address, size_of(address), text_p, (socklen_t)size, NULL, 0,
-                       NI_NUMERICHOST) == 0;
-}
-
-static int towards(const char *peer, char *address_p, size_t address_size, char *text_p,
-                   size_t text_size)
-{
-    const struct addrinfo wish = {.ai_socktype = SOCK_DGRAM, .ai_flags = AI_NUMERICHOST};
-    struct addrinfo *found = NULL;
-    struct sockaddr_storage own = {.ss_family = AF_UNSPEC};
-    socklen_t bytes = sizeof own;
-    if (getaddrinfo(peer, DISCARD, &wish, &found) != 0) {
-        snprintf(text_p, text_size, "%s is no address", peer);
-        return -1;
-    }
-    const int fd = socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    const bool connected = fd >= 0 && connect(fd, found->ai_addr, found->ai_addrlen) == 0 &&
-                           getsockname(fd, (struct sockaddr *)&own, &bytes) == 0 &&
-                           to_text((const struct sockaddr *)&own, address_p, address_size);
-    if (!connected)
-        snprintf(text_p, text_size, "no address of this host leads to %s: %s", peer,
-                 strerror(errno));
-    if (fd >= 0)
-        close(fd);
-    freeaddrinfo(found);
-    return connected ? 0 : -1;
-}
-
 static int chosen(int family, const char *interfaces, char *address_p, size_t address_size,
                   char *text_p, size_t text_size)
 {
@@ -83,7 +42,9 @@ int run_route_own(const char *peer, const char *interfaces, char *address_p, siz
 {
     const int family = strchr(peer, ':') != NULL ? AF_INET6 : AF_INET;
     if (interfaces == NULL || !hvi_interface_is_wish(interfaces))
-        return towards(peer, address_p, address_size, text_p, text_size);
+        return hvi_interface_towards(peer, address_p, address_size, text_p, text_size) == HVI_OK
+                   ? 0
+                   : -1;
     if (chosen(family, interfaces, address_p, address_size, text_p, text_size) == 0)
         return 0;
     return chosen(AF_UNSPEC, interfaces, address_p, address_size, text_p, text_size);

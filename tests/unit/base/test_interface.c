@@ -152,6 +152,40 @@ START_TEST(an_address_that_can_be_bound_need_not_be_this_machines)
 }
 END_TEST
 
+/* 0: as it should be. */
+static int look_where_no_way_leads(void)
+{
+    char address[64] = "?";
+
+    if (unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0)
+        return 77;
+    hvi_interface_from("192.0.2.1:9600", address, sizeof(address));
+    return address[0] == '\0' ? 0 : 2;
+}
+
+START_TEST(a_sentence_has_the_address_on_the_way_to_a_place)
+{
+    char address[64], text[200];
+    int status = -1;
+    pid_t child = fork();
+
+    ck_assert_int_ge(child, 0);
+    if (child == 0)
+        _exit(look_where_no_way_leads());
+    hvi_interface_from("127.0.0.9:9600", address, sizeof(address));
+    ck_assert_str_eq(address, "127.0.0.1");
+    hvi_interface_from("127.0.0.9", address, sizeof(address));
+    ck_assert_str_eq(address, "127.0.0.1");
+    ck_assert_int_eq(
+        hvi_interface_towards("localhost", address, sizeof(address), text, sizeof(text)),
+        HVI_ERR_INVALID);
+    ck_assert_int_eq(waitpid(child, &status, 0), child);
+    if (hvt_skip_if(WEXITSTATUS(status) == 77, "no user namespace can be made"))
+        return;
+    ck_assert_int_eq(status, 0);
+}
+END_TEST
+
 START_TEST(a_list_without_an_entry_is_no_wish)
 {
     ck_assert(!hvi_interface_is_wish(""));
@@ -231,6 +265,7 @@ int main(void)
     tcase_add_test(tcase, the_loopback_of_this_machine_is_found_by_its_network);
     tcase_add_test(tcase, a_host_is_this_machine_or_another_one_or_not_known);
     tcase_add_test(tcase, an_address_that_can_be_bound_need_not_be_this_machines);
+    tcase_add_test(tcase, a_sentence_has_the_address_on_the_way_to_a_place);
     tcase_add_test(tcase, a_list_without_an_entry_is_no_wish);
     tcase_add_test(tcase, networks_are_a_list_of_networks_and_addresses);
     tcase_add_test(tcase, networks_cover_an_interface_with_all_its_addresses);

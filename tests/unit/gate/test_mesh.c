@@ -995,6 +995,8 @@ START_TEST(a_rendezvous_that_is_gone_ends_only_the_wait_of_jobs_in_which_others_
     gate_mesh_close(&sides[0].gate);
     mesh_join_tick(sides[1].gate.mesh, hvi_clock_ns() + MESH_MISSING_SERVICE_NS + HVI_NS_SEC);
     expect_error(&sides[1], "job", HVI_ERR_NODE_LOST, "is lost before they have");
+    ck_assert_ptr_nonnull(
+        strstr(roster.engine_roster.text, "s node beta (127.0.0.1) has heard nothing of it"));
     ck_assert(hears_nothing(&sides[1]));
 }
 END_TEST
@@ -1359,7 +1361,8 @@ START_TEST(another_server_key_is_told_apart_from_a_rendezvous_that_is_not_there)
     wait_jobs(&sides[2], 0, "job");
     mesh_join_tick(sides[2].gate.mesh, hvi_clock_ns() + LATER);
     expect_error(&sides[2], "job", HVI_ERR_ATTACH_TIMEOUT,
-                 "node gamma has no answer about job 'job' from the rendezvous at 127.0.0.1:");
+                 "node gamma (127.0.0.1) has no answer about job 'job' from the rendezvous at "
+                 "127.0.0.1:");
     ck_assert_ptr_nonnull(strstr(roster.engine_roster.text,
                                  "(never reached): no connection can be made; "
                                  "HVD_RENDEZVOUS or mesh-join names it"));
