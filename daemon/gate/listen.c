@@ -426,6 +426,12 @@ void mesh_listen_hosts(struct gate_mesh *mesh, const struct hvi_mesh_host *hosts
 
 /* ---- messages ---- */
 
+/* It may have a network for its engines alone; or others will not reach what it announces. */
+static bool is_elsewhere(const struct mesh_peer *peer)
+{
+    return peer->announced[0] != '\0' && strcmp(peer->announced, peer->seen) != 0;
+}
+
 static void handle_hello(struct mesh_peer *peer, const struct hvi_mesh_hello *hello)
 {
     struct gate_rendezvous *rendezvous = &peer->mesh->rendezvous;
@@ -442,7 +448,10 @@ static void handle_hello(struct mesh_peer *peer, const struct hvi_mesh_hello *he
         (rendezvous->own_address[0] == '\0' ||
          gate_rendezvous_is_loopback(rendezvous->own_address)))
         snprintf(rendezvous->own_address, sizeof(rendezvous->own_address), "%s", hello->dialed);
-    HVI_LOG(HVI_LOG_INFO, "mesh", "node-joined", "a node has joined the mesh",
+    HVI_LOG(HVI_LOG_INFO, "mesh", "node-joined",
+            is_elsewhere(peer) ? "a node has joined the mesh, and announces another address than "
+                                 "the one that it comes from"
+                               : "a node has joined the mesh",
             "node=%s name=%s address=%s announced=%s dialed=%s version=%s", peer->route, peer->name,
             peer->seen, peer->announced, hello->dialed, peer->version);
     put_host(peer);

@@ -1229,6 +1229,11 @@ START_TEST(an_interface_gives_the_address_that_others_are_told)
     ck_assert_str_eq(sides[1].gate.mesh->announced, "127.0.0.1");
     ck_assert_str_eq(wait_row(&sides[0], 1, "joined")->address, "127.0.0.1");
     ck_assert_int_eq(hvt_log_count("interface=lo address=127.0.0.1 wanted=lo"), 1);
+    ck_assert_int_eq(hvt_log_count("announces another address"), 0);
+    stranger = stranger_join(port, &stranger_key, "00000000000000ee");
+    say_hello(stranger, 0xee, "elsewhere");
+    wait_log("announces another address than the one that it comes from", 1);
+    ck_assert_int_ge(hvt_log_count("address=127.0.0.1 announced=192.0.2.7"), 1);
 }
 END_TEST
 
