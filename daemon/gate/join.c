@@ -102,11 +102,26 @@ static void flush(struct mesh_seed *seed)
         gate_talk_flush(&seed->talk, hvi_clock_ns(), transmit, seed);
 }
 
-static void say(struct mesh_seed *seed, struct hvi_mesh_msg *msg)
+static bool say(struct mesh_seed *seed, struct hvi_mesh_msg *msg)
 {
-    if (gate_talk_say(&seed->talk, msg) != HVI_OK)
-        mesh_log_refused(seed->mesh, "the rendezvous confirms nothing of what it is told",
-                         seed->address);
+    if (gate_talk_say(&seed->talk, msg) == HVI_OK)
+        return true;
+    mesh_log_refused(seed->mesh, "the rendezvous confirms nothing of what it is told",
+                     seed->address);
+    return false;
+}
+
+/* What the rendezvous has to know sooner or later. */
+static void say_surely(struct mesh_seed *seed, struct hvi_mesh_msg *msg)
+{
+    if (!say(seed, msg))
+        seed->behind = true;
+}
+
+/* That it has confirmed the message of that number, and nothing was left out before it. */
+static bool has_heard(const struct mesh_seed *seed, uint64_t number)
+{
+    return !seed->behind && gate_talk_has_heard(&seed->talk, number);
 }
 
 void mesh_join_say(struct mesh_seed *seed, struct hvi_mesh_msg *msg)
@@ -115,7 +130,7 @@ void mesh_join_say(struct mesh_seed *seed, struct hvi_mesh_msg *msg)
         hvi_mesh_msg_free(msg);
         return;
     }
-    say(seed, msg);
+    (void)say(seed, msg);
     flush(seed);
 }
 
@@ -128,7 +143,7 @@ static void say_hello(struct mesh_seed *seed)
     snprintf(msg.hello.announced, sizeof(msg.hello.announced), "%s", mesh->announced);
     snprintf(msg.hello.dialed, sizeof(msg.hello.dialed), "%s", seed->address);
     snprintf(msg.hello.version, sizeof(msg.hello.version), "%s", HVD_VERSION_TEXT);
-    say(seed, &msg);
+    say_surely(seed, &msg);
 }
 
 static void say_registered(struct mesh_seed *seed, const struct hvi_node_register *registered)
@@ -139,7 +154,7 @@ static void say_registered(struct mesh_seed *seed, const struct hvi_node_registe
     if (msg.node_register.node == NULL)
         return; /* its time runs out */
     memcpy(msg.node_register.node, registered->node, registered->node_bytes);
-    say(seed, &msg);
+    say_surely(seed, &msg);
 }
 
 static void say_withdrawn(struct mesh_seed *seed, const struct hvi_node_withdraw *withdrawn)
@@ -149,7 +164,7 @@ static void say_withdrawn(struct mesh_seed *seed, const struct hvi_node_withdraw
     if (seed->here)
         mesh_listen_withdraw(seed->mesh, withdrawn);
     else if (has_said_hello(seed))
-        say(seed, &msg);
+        say_surely(seed, &msg);
 }
 
 static void own_free(struct gate_mesh *mesh, struct mesh_own *own)
@@ -170,8 +185,7 @@ static void tell_gone(struct mesh_seed *seed, struct mesh_own *own)
 
 static bool is_told(const struct mesh_own *own)
 {
-    return own->told != 0 && has_said_hello(own->at) &&
-           gate_talk_has_heard(&own->at->talk, own->told);
+    return own->told != 0 && has_said_hello(own->at) && has_heard(own->at, own->told);
 }
 
 /* What is registered at that seed, which may answer at once where it is here, and then may free it. */
@@ -205,6 +219,16 @@ static void say_everything(struct mesh_seed *seed)
         say_withdrawn(seed, mesh->ended);
 }
 
+/* It hears by the new number of the conversation that this node begins anew. */
+static void begin_anew(struct mesh_seed *seed)
+{
+    gate_talk_fini(&seed->talk);
+    gate_talk_init(&seed->talk, mesh_random(), true);
+    gate_hosts_begin(&seed->hosts, hvi_clock_ns());
+    seed->behind = false;
+    say_everything(seed);
+}
+
 /* ---- from one seed to another ---- */
 
 /* True: nobody meets it there any more. A seed that is down hears it when it is back. */
@@ -219,7 +243,7 @@ static bool leave(struct mesh_own *own)
         say_withdrawn(seed, &back);
         own->leaving = seed->talk.said;
     }
-    return seed->here || !is_up(seed) || gate_talk_has_heard(&seed->talk, own->leaving);
+    return seed->here || !is_up(seed) || has_heard(seed, own->leaving);
 }
 
 /* In the last two seconds it has said that its version is another one. */
@@ -657,6 +681,7 @@ static void take(struct mesh_seed *seed, struct hvi_mesh_msg *msg)
     news = gate_talk_take(&seed->talk, msg, mesh_random());
     if ((news & GATE_TALK_ANEW) != 0) {
         gate_hosts_begin(&seed->hosts, hvi_clock_ns());
+        seed->behind = false;
         say_everything(seed);
     }
     if ((news & GATE_TALK_BODY) != 0)
@@ -843,6 +868,7 @@ static void shut_seed(struct mesh_seed *seed)
     gate_keys_fini(&seed->keys);
     seed->socket = NULL;
     seed->talk = (struct gate_talk){.own = 0};
+    seed->behind = false;
     seed->heard_ns = 0;
 }
 
@@ -1000,6 +1026,8 @@ void mesh_join_tick(struct gate_mesh *mesh, uint64_t now_ns)
         struct mesh_seed *seed = &mesh->seeds[i];
         if (seed->socket != NULL)
             gate_socket_tick(seed->socket, now_ns);
+        if (seed->behind && gate_talk_has_heard(&seed->talk, seed->talk.said))
+            begin_anew(seed);
         flush(seed);
         if (mesh->view.followed != &seed->hosts)
             gate_hosts_prune(&seed->hosts);

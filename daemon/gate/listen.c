@@ -183,13 +183,25 @@ static void log_answer(const struct gate_registrant *to, const struct hvi_engine
         log_not_met(to, "the list of its nodes and ranks does not fit into a message");
 }
 
-/* Owns the body's memory. */
-static void say_roster(struct gate_mesh *mesh, struct mesh_peer *peer, struct hvi_mesh_msg *msg)
+/* Owns the body's memory. Where there is no room, the node has confirmed none of thousands: what waits for it is forgotten, and it
+ * is to say everything again, so that it is answered again. */
+static void say(struct mesh_peer *peer, struct hvi_mesh_msg *msg)
+{
+    if (gate_talk_say(&peer->talk, msg) == HVI_OK)
+        return;
+    mesh_log_refused(peer->mesh, "a node confirms nothing of what it is told, and is told it anew",
+                     peer->seen);
+    gate_talk_fini(&peer->talk);
+    gate_talk_init(&peer->talk, mesh_random(), false);
+    peer->told = peer->behind = false;
+}
+
+static void say_roster(struct mesh_peer *peer, struct hvi_mesh_msg *msg)
 {
     if (peer == NULL)
         hvi_mesh_msg_free(msg);
-    else if (gate_talk_say(&peer->talk, msg) != HVI_OK)
-        mesh_log_refused(mesh, "a node confirms nothing of what it is told", peer->seen);
+    else
+        say(peer, msg);
 }
 
 static void answer(void *user, const struct gate_registrant *to,
@@ -207,7 +219,7 @@ static void answer(void *user, const struct gate_registrant *to,
         mesh_join_answered(mesh, &msg.node_roster);
         hvi_mesh_msg_free(&msg);
     } else {
-        say_roster(mesh, peer_find(mesh, to->node), &msg);
+        say_roster(peer_find(mesh, to->node), &msg);
     }
 }
 
@@ -229,7 +241,7 @@ static void answer_nonsense(struct mesh_peer *peer, const struct hvi_node_regist
              "node %s (hvdd %s) says of it; install the same hvdd on both",
              mesh->name, HVD_VERSION_TEXT, registered->job, peer->name, peer->version);
     if (mesh_fill_roster(mesh, &to, &roster, &msg.node_roster) == HVI_OK)
-        say_roster(mesh, peer, &msg);
+        say_roster(peer, &msg);
 }
 
 static void throw_dice(void *user, void *bytes_p, size_t length)
@@ -758,8 +770,7 @@ void mesh_listen_say(struct gate_mesh *mesh, uint64_t node, struct hvi_mesh_msg 
         hvi_mesh_msg_free(msg);
         return;
     }
-    if (gate_talk_say(&peer->talk, msg) != HVI_OK)
-        mesh_log_refused(mesh, "a node confirms nothing of what it is told", peer->seen);
+    say(peer, msg);
     gate_talk_flush(&peer->talk, hvi_clock_ns(), transmit, peer);
 }
 

@@ -35,6 +35,7 @@ struct mesh_seed {
     struct gate_keys keys; /* of mesh-seeds: this node's secret, and the seed's key as .server */
     struct gate_socket *socket; /* NULL: its key is not known yet */
     struct gate_talk talk;
+    bool behind; /* something could not be queued: all is said anew, once the rest is confirmed */
     char address[HVI_WIRE_NODE_ADDRESS]; /* where it was found; "": not yet */
     char called[HVI_WIRE_NODE_NAME];     /* what it says that its node is called; "": nothing yet */
     uint64_t heard_ns;                   /* when it last said something; 0: never */

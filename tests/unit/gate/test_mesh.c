@@ -718,6 +718,58 @@ START_TEST(a_node_for_which_a_change_could_not_be_queued_is_told_all_anew)
 }
 END_TEST
 
+START_TEST(a_node_for_which_an_answer_could_not_be_queued_says_everything_again_and_meets)
+{
+    uint32_t port = listen_at(&sides[0]);
+    struct hvi_mesh_msg msg = {.kind = HVI_MESH_HOSTS};
+
+    join_at(&sides[1], port);
+    register_at(&sides[1], "job", 1, 1, 2);
+    wait_jobs(&sides[0], 1, "job");
+    /* Larger than all that may wait for a node. */
+    msg.hosts.host_count = GATE_TALK_BYTES_MAX / sizeof(*msg.hosts.hosts) + 1;
+    msg.hosts.hosts = calloc(msg.hosts.host_count, sizeof(*msg.hosts.hosts));
+    ck_assert_ptr_nonnull(msg.hosts.hosts);
+    mesh_listen_say(sides[0].gate.mesh, 0xb, &msg);
+    wait_log("a node confirms nothing of what it is told, and is told it anew", 1);
+    wait_log("a node has joined the mesh", 2);
+    register_at(&sides[0], "job", 1, 0, 2);
+    ck_assert_int_eq(hear_roster(&sides[0], "job", 1)->status, HVI_OK);
+    ck_assert_int_eq(hear_roster(&sides[1], "job", 1)->status, HVI_OK);
+    wait_known(&sides[1], 1);
+}
+END_TEST
+
+/* The rendezvous has not confirmed as much as may wait for it, while hvdd says this. */
+static void lose_when_full(struct side *side, const char *job, uint64_t number, const char *text)
+{
+    struct gate_talk *talk = &side->gate.mesh->seeds[0].talk;
+    const size_t more = GATE_TALK_ITEMS_MAX - talk->items;
+
+    talk->items += more;
+    lose_at(side, job, number, text);
+    wait_log("the rendezvous confirms nothing of what it is told", 1);
+    talk->items -= more;
+}
+
+START_TEST(a_loss_that_could_not_be_queued_is_told_later)
+{
+    uint32_t port = listen_at(&sides[0]);
+
+    join_at(&sides[1], port);
+    register_at(&sides[1], "job", 1, 1, 3);
+    register_at(&sides[1], "other", 2, 1, 2);
+    register_at(&sides[0], "job", 1, 0, 3);
+    wait_jobs(&sides[0], 1, "job, other");
+    lose_when_full(&sides[1], "job", 1, "rank 1 was killed");
+    expect_error(&sides[0], "job", HVI_ERR_RANK_LOST, "rank 1 was killed");
+    register_at(&sides[0], "other", 1, 0, 2);
+    ck_assert_int_eq(hear_roster(&sides[0], "other", 1)->status, HVI_OK);
+    ck_assert_int_eq(hear_roster(&sides[1], "other", 2)->status, HVI_OK);
+    wait_jobs(&sides[1], 0, "other");
+}
+END_TEST
+
 START_TEST(a_hello_that_is_repeated_is_not_answered_with_all_hosts_again)
 {
     uint32_t port = listen_at(&sides[0]);
@@ -2552,6 +2604,9 @@ static void add_meeting(Suite *suite)
     tcase_add_test(tcase, a_gate_that_joins_knows_the_nodes_that_the_rendezvous_knows);
     tcase_add_test(tcase, more_nodes_than_fit_into_a_message_are_told_in_several);
     tcase_add_test(tcase, a_node_for_which_a_change_could_not_be_queued_is_told_all_anew);
+    tcase_add_test(tcase,
+                   a_node_for_which_an_answer_could_not_be_queued_says_everything_again_and_meets);
+    tcase_add_test(tcase, a_loss_that_could_not_be_queued_is_told_later);
     tcase_add_test(tcase, a_hello_that_is_repeated_is_not_answered_with_all_hosts_again);
     tcase_add_test(tcase, what_an_engine_has_withdrawn_nobody_meets);
     tcase_add_test(tcase, nodes_that_wait_hear_why_a_rank_of_another_one_is_gone);
