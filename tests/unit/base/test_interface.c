@@ -91,6 +91,28 @@ START_TEST(names_lists_exclusions_and_networks_choose_an_address)
 }
 END_TEST
 
+START_TEST(interfaces_of_containers_and_virtual_machines_come_after_others)
+{
+    static const char *const guests[] = {
+        "docker0", "docker_gwbridge", "podman0",   "cni0",   "lxcbr0",
+        "lxdbr0",  "veth12ab34c",     "br-12ab3c", "virbr0", "vnet7"};
+    struct hvi_interface two[] = {{.address = "198.51.100.1"},
+                                  {.name = "bridge0", .address = "192.0.2.3"}};
+    struct hvi_interface chosen;
+    char text[300];
+
+    for (size_t i = 0; i < sizeof(guests) / sizeof(guests[0]); i++) {
+        snprintf(two[0].name, sizeof(two[0].name), "%s", guests[i]);
+        ck_assert_int_eq(hvi_interface_choose("^eth0", two, 2, &chosen, text, sizeof(text)),
+                         HVI_OK);
+        ck_assert_str_eq(chosen.name, "bridge0");
+        ck_assert_int_eq(hvi_interface_choose(guests[i], two, 2, &chosen, text, sizeof(text)),
+                         HVI_OK);
+        ck_assert_str_eq(chosen.name, guests[i]);
+    }
+}
+END_TEST
+
 START_TEST(the_loopback_of_this_machine_is_found_by_its_network)
 {
     struct hvi_interface chosen;
@@ -262,6 +284,7 @@ int main(void)
 
     tcase_add_loop_test(tcase, names_lists_exclusions_and_networks_choose_an_address, 0,
                         (int)(sizeof(rows) / sizeof(rows[0])));
+    tcase_add_test(tcase, interfaces_of_containers_and_virtual_machines_come_after_others);
     tcase_add_test(tcase, the_loopback_of_this_machine_is_found_by_its_network);
     tcase_add_test(tcase, a_host_is_this_machine_or_another_one_or_not_known);
     tcase_add_test(tcase, an_address_that_can_be_bound_need_not_be_this_machines);
