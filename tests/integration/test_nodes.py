@@ -30,11 +30,20 @@ def perf_command(hosts, ops, *arguments):
             "sh", "-c", PERF]
 
 
-def check_perf(code, out, err, ops):
+def bus_factor(op, ranks):
+    """Of what a rank's algorithm moves, how much goes over the bus, as nccl-tests count."""
+    return {"allreduce": 2 * (ranks - 1) / ranks, "broadcast": 1, "barrier": 0}.get(op, (ranks - 1) / ranks)
+
+
+def check_perf(code, out, err, ops, nodes=2):
     assert code == 0 and not complaints(err), err
     rows = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
     assert {row["op"] for row in rows if "op" in row} == set(ops), out
     assert len(rows) >= 3 * len(ops) - 2 and not any(row.get("errors") for row in rows), out
+    for row in rows:
+        assert row["nodes"] == nodes, row
+        assert row["busbw_GBps"] == pytest.approx(row["algbw_GBps"] * bus_factor(row["op"], row["np"]), abs=2e-4), row
+    assert all(row["busbw_GBps"] > 0 for row in rows if row["bytes"] >= 1 << 20), out
 
 
 def check_nothing_left(nodes):
@@ -54,7 +63,7 @@ def test_every_op_is_right_on_three_nodes_that_have_only_ipv6_and_one_starts_the
     nodes = make_nodes(3, ssh=True, families=(6,), ssh_port=2222)
     hosts = ",".join(f"[{node.address6}]:{number}" for number, node in enumerate(nodes, 1))
     done = nodes[0].run(perf_command(hosts, OPS, "-p", "2222", "-i", str(nodes.key), "--fan-out", "1"), timeout=60)
-    check_perf(done.returncode, done.stdout, done.stderr, OPS)
+    check_perf(done.returncode, done.stdout, done.stderr, OPS, 3)
     check_nothing_left(nodes)
 
 

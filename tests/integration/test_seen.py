@@ -121,15 +121,9 @@ def test_each_node_tells_of_all_of_them(job):
         check_trace(job, node)
 
 
-def test_the_second_node_stops_the_job_and_a_stranger_does_not(job):
-    for node in job.nodes:
-        ctl, name = ctl_on(job, node)
-        for command in (["job", "stop", name], ["job", "ranks", name], ["stalls", name], ["trace", name]):
-            done = ctl.run(*command, user=NOBODY)
-            assert done.returncode != 0 and not done.stdout, done
-    job.check_usable()
+def check_node_stops_it(job, node):
     ops = submit(job, [0, 3])
-    ctl, name = ctl_on(job, job.nodes[1])
+    ctl, name = ctl_on(job, node)
     done = ctl.run("job", "stop", name, "--reason", "enough")
     assert done.returncode == 0 and "which tells those of the other nodes" in done.stdout, done
     for rank, op in ops.items():
@@ -138,6 +132,18 @@ def test_the_second_node_stops_the_job_and_a_stranger_does_not(job):
     for rank in (1, 2):
         outcome = job.ranks[rank].try_submit("barrier", "after")
         assert outcome.status == Status.ERR_JOB_STOPPED and "enough" in outcome.text, outcome
+
+
+def test_each_node_stops_the_job_and_a_stranger_does_not(job):
+    for node in job.nodes:
+        ctl, name = ctl_on(job, node)
+        for command in (["job", "stop", name], ["job", "ranks", name], ["stalls", name], ["trace", name]):
+            done = ctl.run(*command, user=NOBODY)
+            assert done.returncode != 0 and not done.stdout, done
+    for node in job.nodes:
+        job.check_usable()
+        check_node_stops_it(job, node)
+        job.reopen()
 
 
 def check_timeline(events):
