@@ -8,12 +8,13 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from hvt import SERVICE, Daemon, Rank, as_service, procs, wait_until
+from hvt import SERVICE, Daemon, Rank, Status, as_service, check_prompt, procs, scaled, wait_until
 from hvt.build import BUILD, program
 from hvt.ctl import hvdctl, new_node_keys
 from hvt.ports import free_port
@@ -154,6 +155,29 @@ def check_sum(ranks: list[Rank], name: str) -> None:
         assert outcome.ok and outcome.data == bytes([len(ranks), 0, 0, 0]), outcome
 
 
+def check_one_ends_and_the_other_goes_on(daemons: list[Daemon], lost: list[Rank], steady: list[Rank]) -> None:
+    """An engine of the first job is killed while the ranks of the second one, which the same hvdds serve, add up."""
+    check_sum(lost, "first")
+    for daemon in daemons:
+        daemon.allow("engine-ended", "job-broken", "node-given-up", "node-lost", "not-told")
+    for rank in steady:
+        rank.post("loop", name="steady", for_ms=int(scaled(60) * 1000), elements=1024, until_stdin=True)
+    op = lost[0].submit("barrier")
+    at_ns = time.monotonic_ns()
+    os.kill(daemons[1].engine_of("next"), signal.SIGKILL)
+    outcome = lost[0].outcome(op)
+    check_prompt("the other node's rank was told", outcome.at_ns - at_ns, 1_000_000_000)
+    assert outcome.status == Status.ERR_NODE_LOST and "n2" in outcome.text, outcome
+    for rank in steady:
+        assert not rank.has_reply(), rank.collect()
+        rank.post("stop")
+    for rank in steady:
+        reply = rank.collect()
+        assert reply["status"] == Status.OK and reply["done"] > 0, reply
+        assert rank.collect()["status"] == Status.OK
+    check_sum(steady, "after")
+
+
 def test_a_job_needs_no_address_and_outlives_every_hvdd_and_gate_one_after_the_other(make_nodes):
     nodes = make_nodes(2)
     folders = new_node_keys(nodes.shared, ("n1", "n2"))
@@ -174,8 +198,7 @@ def test_a_job_needs_no_address_and_outlives_every_hvdd_and_gate_one_after_the_o
         wait_until(lambda: sorted(states(daemons[1]).values()) == ["joined", "listens"], "the mesh", 10)
         assert sorted((row["node"], row["job"]) for row in daemons[1].ctl.json("jobs", "--mesh")["jobs"]) == \
             [("n1", "steady"), ("n2", "steady")]
-        check_sum(open_wide(daemons, "next"), "first")
-        check_sum(ranks, "after")
+        check_one_ends_and_the_other_goes_on(daemons, open_wide(daemons, "next"), ranks)
 
 
 @pytest.fixture(name="open_path")

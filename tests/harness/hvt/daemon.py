@@ -256,7 +256,8 @@ class Daemon:
 
     def engine_of(self, job: str) -> int:
         """Pid of the job's engine."""
-        return next(row["engine_pid"] for row in self.jobs() if row["job"] == job)
+        pid = next(row["engine_pid"] for row in self.jobs() if row["job"] == job)
+        return next(each for each in self.node.processes() if self.node.inner_pid(each) == pid) if self.node else pid
 
     def gate(self) -> int:
         """Pid of the living gate of this daemon; 0 when there is none just now."""
