@@ -25,6 +25,7 @@ SILENCE_NS = 5_000_000_000  # engine-silence
 ENDED_NS = 8_000_000_000  # hvdrun's agents give a hvdd 7 s to end
 ENGINE_PORT = 9631  # of the range, the last one that is free
 MESH_PORT = 9600  # the first one
+FAULTS_S = 8  # longer than any of the times after which a gate or a node is taken for gone
 SSH_LOST = (Status.ERR_RANK_LOST, Status.ERR_JOB_STOPPED)  # its agent ends the ranks, and then hvdd: whichever news is first
 
 
@@ -166,7 +167,7 @@ def connecting(make_nodes):
     nodes[1].drop_port(ENGINE_PORT)
     job = SpreadJob(nodes, (1, 2), "--log-level", "info")
     for rank in job.ranks:
-        rank.post_wait(rank.submit("barrier"))
+        rank.post_wait(rank.submit("barrier"), 20)
     wait_until(lambda: job.said().count(" rendezvous nodes-met: ") == 2, "both engines to know each other")
     assert " nodes-connected: " not in job.said()
     yield job
@@ -201,14 +202,61 @@ def test_ssh_that_is_killed_before_the_engines_are_connected_ends_the_ranks_behi
     wait_until(lambda: "hvdrun: lost the agent on n2: ssh was killed by signal 9 (SIGKILL)" in connecting.said(), connecting.said)
 
 
+def check_connects(job):
+    """When the firewall is gone."""
+    job.nodes[1].heal()
+    for rank in job.ranks:
+        assert rank.collect_outcome().ok, job.said()
+
+
 @pytest.mark.parametrize("victim", [1, pytest.param(0, marks=pytest.mark.soak)])
 def test_a_daemon_that_is_killed_before_the_engines_are_connected_is_not_missed(connecting, victim):
     os.kill(connecting.process_of(connecting.nodes[victim], "hvdd"), signal.SIGKILL)
     wait_until(lambda: "nobody can attach any more" in connecting.said(), "hvdrun to see it")
-    connecting.nodes[1].heal()
-    for rank in connecting.ranks:
-        assert rank.collect_outcome().ok, connecting.said()
+    check_connects(connecting)
     connecting.check_usable()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", ["hvdd", "hvdd-gate"])
+def test_daemons_that_stand_still_before_the_engines_are_connected_are_not_missed(connecting, name):
+    with contextlib.ExitStack() as stack:
+        for node in connecting.nodes:
+            stack.enter_context(stopped(connecting.process_of(node, name)))
+        time.sleep(3)  # longer than hvdd gives a gate, and gates a node
+        check_connects(connecting)
+    connecting.check_usable()
+
+
+def check_killed_for_silence(job, victim, at_ns):
+    """The engine of that node stood still, and its hvdd has killed it: so say those of its ranks and of the others that wait."""
+    lost = job.nodes[victim]
+    others = [rank for rank in range(job.size) if job.node_of(rank) is not lost]
+    last_ns = told(job, others, at_ns, Status.ERR_NODE_LOST, ["engine", lost.name, "SIGKILL"])
+    last_ns = max(last_ns, told(job, job.ranks_of(lost), at_ns, Status.ERR_ENGINE_LOST, []))
+    check_prompt("the engine was killed and missed", last_ns - SILENCE_NS, 1_100_000_000)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("victim", [0, 1])
+def test_an_engine_that_stands_still_before_the_engines_are_connected_is_named_when_hvdd_has_killed_it(connecting, victim):
+    """Nothing else keeps the engines from each other meanwhile."""
+    at_ns = time.monotonic_ns()
+    os.kill(connecting.process_of(connecting.nodes[victim], "hvdd-engine"), signal.SIGSTOP)
+    connecting.nodes[1].heal()
+    check_killed_for_silence(connecting, victim, at_ns)
+
+
+@pytest.mark.soak
+def test_a_cable_that_is_cut_before_the_engines_are_connected_is_named_on_both_sides(connecting):
+    """Each node gives up connecting when it has tried for 10 s, of which some have passed."""
+    first, second = connecting.nodes
+    at_ns = time.monotonic_ns()
+    second.cut()
+    last_ns = max(told(connecting, connecting.ranks_of(here), at_ns, Status.ERR_NODE_LOST, [there.name])
+                  for here, there in ((first, second), (second, first)))
+    check_prompt("the ranks were told", last_ns, 10_100_000_000)
+    second.heal()
 
 
 @pytest.fixture
@@ -455,6 +503,21 @@ def test_a_rank_that_is_killed_before_its_node_is_complete_is_named_on_the_other
         check_waiting_is_told(waiting, at_ns, Status.ERR_RANK_LOST, rf"rank 0 \(pid {lost.pid}\) was killed by signal 9 \(SIGKILL\)")
 
 
+@pytest.mark.parametrize("number, after_ns", [(signal.SIGKILL, 0), pytest.param(signal.SIGSTOP, SILENCE_NS, marks=pytest.mark.soak)],
+                         ids=["killed", "still"])
+def test_an_engine_that_is_lost_before_its_node_is_complete_is_named_on_the_other_node(tmp_path, number, after_ns):
+    with two_daemons(tmp_path) as (first, second):
+        second.rank(environment=place(0, 0, 2, 0)).open("early")
+        rank, op = wait_in_a_barrier(first)
+        second.allow("engine-silent", "engine-killed", "engine-ended", "engine-lost")
+        at_ns = time.monotonic_ns()
+        os.kill(second.engine_of("early"), number)
+        outcome = rank.wait(op, 20)
+        print(f"after {(outcome.at_ns - at_ns) / 1e6:.1f} ms: {outcome.status.name}: {outcome.text}")
+        check_prompt("the rank that waits was told", outcome.at_ns - at_ns - after_ns, 1_100_000_000 if after_ns else LOST_NS)
+        assert outcome.status == Status.ERR_NODE_LOST and re.search("engine.*SIGKILL", outcome.text), outcome
+
+
 def test_a_rank_that_dies_while_its_gate_stands_still_is_missed_on_the_other_node(tmp_path):
     """hvdd kills the gate, and with it goes what it should have said. Both nodes are complete, and wait for a third one."""
     with two_daemons(tmp_path) as (first, second):
@@ -509,7 +572,7 @@ def test_an_engine_that_cannot_listen_is_named_on_the_other_node(tmp_path):
 @pytest.mark.parametrize("victim, elements", [(0, 1024), (1, 1 << 20)])
 def test_a_killed_engine_is_missed_on_its_node_and_its_node_on_the_others(job, victim, elements):
     lost, other = job.nodes[victim], job.nodes[1 - victim]
-    begin(job)
+    begin(job, elements)
     at_ns = time.monotonic_ns()
     os.kill(job.process_of(lost, "hvdd-engine"), signal.SIGKILL)
     check_told(job, job.ranks_of(lost), at_ns, Status.ERR_ENGINE_LOST, [])
@@ -518,17 +581,18 @@ def test_a_killed_engine_is_missed_on_its_node_and_its_node_on_the_others(job, v
     job.check_usable()
 
 
-def test_an_engine_that_stands_still_is_missed_by_the_others_and_told_so_when_it_goes_on(job):
-    """Its own ranks wait meanwhile: hvdd gives it longer than the other nodes do."""
-    first, second = job.nodes
+@pytest.mark.parametrize("victim", [0, 1])
+def test_an_engine_that_stands_still_is_missed_by_the_others_and_told_so_when_it_goes_on(job, victim):
+    """Its own ranks wait meanwhile: hvdd gives it longer than the other nodes do. The first one has the root."""
+    still, other = job.nodes[victim], job.nodes[1 - victim]
     begin(job)
-    engine = job.process_of(second, "hvdd-engine")
+    engine = job.process_of(still, "hvdd-engine")
     at_ns = time.monotonic_ns()
     os.kill(engine, signal.SIGSTOP)
-    check_told_of_silence(job, job.ranks_of(first), at_ns, Status.ERR_NODE_LOST, [second.name])
+    check_told_of_silence(job, job.ranks_of(other), at_ns, Status.ERR_NODE_LOST, [still.name])
     at_ns = time.monotonic_ns()
     os.kill(engine, signal.SIGCONT)
-    check_told(job, job.ranks_of(second), at_ns, Status.ERR_NODE_LOST, ["n1|n2"])
+    check_told(job, job.ranks_of(still), at_ns, Status.ERR_NODE_LOST, ["n1|n2"])
     job.reopen()
     job.check_usable()
 
@@ -559,14 +623,39 @@ def test_two_jobs_share_their_nodes_and_one_does_not_notice_the_end_of_the_other
         end(steady)
 
 
-def test_the_death_of_every_daemon_disturbs_no_running_step(job):
-    begin(job, elements)
-    for name in ("hvdd-gate", "hvdd"):
-        for node in job.nodes:
-            os.kill(job.process_of(node, name), signal.SIGKILL)
-    check_undisturbed(job, 1)
+@pytest.mark.parametrize("number, seconds", [(signal.SIGKILL, 1), (signal.SIGSTOP, 1),
+                                             pytest.param(signal.SIGSTOP, FAULTS_S, marks=pytest.mark.soak)],
+                         ids=["dead", "still", "still-for-long"])
+def test_running_steps_go_on_while_every_daemon_is_dead_or_stands_still(job, number, seconds):
+    """With a daemon that stands still, its agent does so too."""
+    begin(job)
+    pids = [job.process_of(node, name) for name in ("hvdd-gate", "hvdd") for node in job.nodes]
+    pids += [job.agent_of(node) for node in job.nodes] if number == signal.SIGSTOP else []
+    for pid in pids:
+        os.kill(pid, number)
+    check_undisturbed(job, seconds)
     end(job)
+    for pid in pids if number == signal.SIGSTOP else []:
+        os.kill(pid, signal.SIGCONT)
     job.check_usable()
+
+
+def test_a_rank_that_stands_still_is_named_on_every_node_and_the_others_wait(job):
+    begin(job)
+
+    def stalled(ctl, name):
+        return [(row["tensor"], row["ready"], [(rank["rank"], rank["process"]) for rank in row["missing"]])
+                for row in ctl.json("stalls", name)["stalls"]]
+
+    at_ns = time.monotonic_ns()
+    with stopped(job.ranks[3].pid):
+        for node in job.nodes:
+            ctl = job.ctl_of(job.ranks_of(node)[0])
+            name = ctl.json("jobs")["jobs"][0]["job"]
+            wait_until(lambda: stalled(ctl, name) == [("steady", [0, 1, 2], [(3, "T")])],  # pylint: disable=cell-var-from-loop
+                       lambda: f"the rank to be named: {stalled(ctl, name)}")  # pylint: disable=cell-var-from-loop
+        check_prompt("both nodes named the rank", time.monotonic_ns() - at_ns, LOST_NS)
+    end(job)
 
 
 def test_a_node_without_room_on_its_disk_is_named_and_nothing_is_left(make_nodes):
@@ -608,6 +697,22 @@ def test_ssh_that_stands_still_ends_the_ranks_behind_it_which_are_named_on_the_o
     os.kill(job.process_of(nodes[0], "ssh"), signal.SIGSTOP)
     after_ns = told(job, [0], at_ns, SSH_LOST, ["n2", "SIGTERM|hvdd"])
     check_prompt("the rank was told", after_ns - silence_s * 10**9, LOST_NS)
+    check_over(job)
+    assert job.await_end() != 0 and f"hvdrun: lost the agent on n2: it has said nothing for {silence_s} s (--silence-time)" in job.said()
+
+
+@pytest.mark.soak
+def test_an_agent_that_stands_still_while_ops_run_is_given_up_and_its_ranks_miss_the_others(make_nodes):
+    """These have a second to say what they have met, and then they get SIGTERM."""
+    nodes = make_nodes(2, ssh=True)
+    silence_s, report_s = round(scaled(2)), 1
+    job = SpreadJob(nodes, (1, 2), "--silence-time", str(silence_s), "--report-time", str(report_s))
+    job.check_usable()
+    begin(job)
+    at_ns = time.monotonic_ns()
+    with stopped(job.agent_of(nodes[1])):
+        after_ns = told(job, [1, 2], at_ns, SSH_LOST, ["n1", "SIGTERM|hvdd"])
+        check_prompt("the ranks were told", after_ns - (silence_s + report_s) * 10**9, LOST_NS)
     check_over(job)
     assert job.await_end() != 0 and f"hvdrun: lost the agent on n2: it has said nothing for {silence_s} s (--silence-time)" in job.said()
 
@@ -709,14 +814,17 @@ def test_a_cable_that_is_cut_for_a_moment_costs_time_alone(job):
     end(job)
 
 
-def test_a_node_of_three_that_is_cut_off_is_named_by_the_others(make_nodes):
+@pytest.mark.parametrize("victim", [2, pytest.param(0, marks=pytest.mark.soak)])
+def test_a_node_of_three_that_is_cut_off_is_named_by_the_others(make_nodes, victim):
+    """The first one has the root."""
     nodes = make_nodes(3, ssh=True)
+    others = [number for number in range(3) if number != victim]
     with spread(nodes, (1, 1, 1)) as job:
         begin(job)
         at_ns = time.monotonic_ns()
-        nodes.partition(nodes[:2], nodes[2:])
-        check_told_of_silence(job, [0, 1], at_ns, Status.ERR_NODE_LOST, ["n3"])
-        check_told_of_silence(job, [2], at_ns, Status.ERR_NODE_LOST, ["n1|n2"])
+        nodes.partition([nodes[number] for number in others], [nodes[victim]])
+        check_told_of_silence(job, others, at_ns, Status.ERR_NODE_LOST, [nodes[victim].name])
+        check_told_of_silence(job, [victim], at_ns, Status.ERR_NODE_LOST, ["|".join(nodes[number].name for number in others)])
         for node in nodes:
             node.heal()
 
@@ -802,6 +910,8 @@ def test_a_bad_network_costs_time_alone(job):
         node.limit_rate("20mbit")
     begin(job, elements=20_000)
     check_undisturbed(job, 1)
+    # UCX does not say it.
+    wait_until(lambda: any(link["retransmits"] > 0 or link["transport"] == "ucx" for link in job.data_links()), "a segment to be sent again")
     end(job)
 
 
@@ -839,9 +949,6 @@ def test_everything_in_flight_ends_when_a_node_is_lost_and_the_ranks_can_open_ag
 
 
 # ---- while nodes wait for each other ----
-
-FAULTS_S = 8  # longer than any of the times after which a gate or a node is taken for gone
-
 
 @contextlib.contextmanager
 def stopped(pid):
@@ -883,16 +990,15 @@ def test_nodes_that_wait_meet_when_the_fault_is_over(make_nodes, what, waits, la
 
 
 @pytest.mark.soak
-def test_an_engine_that_stands_still_while_its_node_waits_is_named_when_hvdd_has_killed_it(waiting):
+@pytest.mark.parametrize("victim", [0, 1])
+def test_an_engine_that_stands_still_while_its_node_waits_is_named_when_hvdd_has_killed_it(waiting, victim):
     """The last node comes meanwhile, so that the nodes meet."""
     at_ns = time.monotonic_ns()
-    os.kill(waiting.process_of(waiting.nodes[1], "hvdd-engine"), signal.SIGSTOP)
+    os.kill(waiting.process_of(waiting.nodes[victim], "hvdd-engine"), signal.SIGSTOP)
     waiting.ranks[2].post("open")
     assert waiting.ranks[2].collect_outcome().ok, waiting.said()
     waiting.ranks[2].post_wait(waiting.ranks[2].submit("barrier"))
-    last_ns = told(waiting, [0, 2], at_ns, Status.ERR_NODE_LOST, ["engine", "n2", "SIGKILL"])
-    last_ns = max(last_ns, told(waiting, [1], at_ns, Status.ERR_ENGINE_LOST, []))
-    check_prompt("the engine was killed and missed", last_ns - SILENCE_NS, 1_100_000_000)
+    check_killed_for_silence(waiting, victim, at_ns)
 
 
 @pytest.mark.soak
@@ -901,6 +1007,7 @@ def test_a_firewall_between_engines_is_named_with_both_addresses(make_nodes):
     nodes = make_nodes(2, ssh=True, families=(4,))
     nodes[1].drop_port(ENGINE_PORT)
     job = SpreadJob(nodes, (1, 1))
+    at_ns = time.monotonic_ns()
     for rank in job.ranks:
         rank.post_wait(rank.submit("barrier"), 30)
     here, there = nodes[0].address, f"{nodes[1].address}:{ENGINE_PORT}"
@@ -908,9 +1015,8 @@ def test_a_firewall_between_engines_is_named_with_both_addresses(make_nodes):
     for rank, text in zip(job.ranks, said):
         reply = rank.collect(60)
         assert reply["status"] == Status.ERR_NODE_LOST and reply["text"].startswith(text), reply
+        check_prompt("the rank was told", reply["at_ns"] - at_ns, 11_000_000_000)
     nodes[1].heal()
-    # UCX does not say it.
-    wait_until(lambda: any(link["retransmits"] > 0 or link["transport"] == "ucx" for link in job.data_links()), "a segment to be sent again")
     check_over(job)
 
 
