@@ -30,6 +30,7 @@
 #include <utlist.h>
 
 #define GRACE_NS (5 * HVI_NS_SEC) /* for the answer of a rendezvous whose own time is over */
+#define SHUT_NS  (5 * HVI_NS_SEC) /* a mesh that is not open is tried ten times meanwhile */
 /* hvdds that serve one job end together, some a moment before others. */
 #define UNSAID_NS (2 * HVI_NS_SEC)
 #define UP_NS     (2 * HVI_NS_SEC) /* signs of life come each 500 ms */
@@ -931,17 +932,26 @@ static void give_up(struct gate_mesh *mesh, struct mesh_own *own)
     mesh_tell_error(mesh, &own->registered, HVI_ERR_ATTACH_TIMEOUT, text);
 }
 
+static bool is_late(const struct gate_mesh *mesh, const struct mesh_own *own, uint64_t now_ns)
+{
+    uint64_t limit_ns = own->timeout_ns + GRACE_NS;
+
+    if (!mesh->open && limit_ns > SHUT_NS)
+        limit_ns = SHUT_NS;
+    return now_ns >= own->since_ns + limit_ns;
+}
+
 static void give_up_late(struct gate_mesh *mesh, uint64_t now_ns)
 {
     struct mesh_own *own, *spare;
 
     DL_FOREACH_SAFE(mesh->own, own, spare)
     {
-        if (now_ns < own->since_ns + own->timeout_ns + GRACE_NS)
+        if (!is_late(mesh, own, now_ns))
             continue;
         if (own->gone)
             own_free(mesh, own);
-        else if (!own->answered && own->timeout_ns != 0)
+        else if (!own->answered && (own->timeout_ns != 0 || !mesh->open))
             give_up(mesh, own);
     }
 }

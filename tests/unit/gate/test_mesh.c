@@ -1213,7 +1213,7 @@ START_TEST(without_a_mesh_a_job_of_several_nodes_is_told_what_to_do)
 }
 END_TEST
 
-/* A mesh of these options cannot be opened: hvdd is told why, and its engines are when their time is over. */
+/* A mesh of these options cannot be opened: hvdd is told why, and its engines are after 5 s. */
 static void expect_failure(struct side *side, const char *why)
 {
     open_mesh(side);
@@ -1223,7 +1223,9 @@ static void expect_failure(struct side *side, const char *why)
     ck_assert_msg(strstr(heard.state.text, why) != NULL, "%s", heard.state.text);
     register_at(side, "job", 1, 0, 2);
     ck_assert(!hears(side));
-    mesh_join_tick(side->gate.mesh, hvi_clock_ns() + LATER);
+    mesh_join_tick(side->gate.mesh, hvi_clock_ns() + 4 * HVI_NS_SEC);
+    ck_assert(!hears(side));
+    mesh_join_tick(side->gate.mesh, hvi_clock_ns() + 5 * HVI_NS_SEC);
     expect_error(side, "job", HVI_ERR_ATTACH_TIMEOUT, why);
     ck_assert_ptr_nonnull(strstr(roster.engine_roster.text, "the mesh could not be opened: "));
     ck_assert_ptr_nonnull(strstr(rows_of(side)->text, why));
