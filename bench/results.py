@@ -31,7 +31,7 @@ class Results:
         for line in lines:
             key, turn = (line["measure"], line["who"]), line["round"]
             if "error" in line:
-                self.errors[key] = line["error"]
+                self.errors[key] = line["error"] if turn != "trial" else f"trial of {line['setting']}: {line['error']}"
                 if turn != "trial":
                     self.failed[key].add(turn)
             elif turn == "trial":

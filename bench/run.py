@@ -31,6 +31,7 @@ from several import LIMIT_S, Failed, Several, rows_in, why_failed
 HERE = pathlib.Path(__file__).resolve().parent
 SIZES = HERE / "resnet50.sizes"
 REFERENCE = ("memcpy", "onepass", "onepass-huge")
+FURTHER_LIMIT_S = 20  # of the trial of an algorithm: there are some that take 3 s for an op that takes others 0.1 s
 NO_FIGURE = (Failed, OSError, subprocess.SubprocessError, AssertionError, ValueError)  # what a run may end with
 # Memories of hvdd.
 IN_PYTHON = ("python", "python-fresh", "python-2.0.1", "tf221", "tf215", "tf212", "tf221-shared", "tf215-shared")
@@ -264,10 +265,10 @@ class Session:
         print(json.dumps({"measure": measure.name, "who": who, "setting": setting, "round": turn, "take": self.take} | result),
               file=self.file, flush=True)
 
-    def peer(self, measure: Measure, peer: str, setting: Setting, turn, seconds: float) -> float:
-        """One run of a peer; its figure, or infinity after a failure, which is noted."""
+    def peer(self, measure: Measure, peer: str, setting: Setting, turn, seconds: float, limit_s: float = LIMIT_S) -> float:
+        """One run of a peer; its figure, or infinity after a failure, which is noted. The limit is of runs between nodes."""
         try:
-            row = (self.several.peer(peer, measure, setting, seconds) if measure.nodes else
+            row = (self.several.peer(peer, measure, setting, seconds, limit_s) if measure.nodes else
                    reply(*peer_command(peer, self.args.cache, measure, setting, seconds)))[0]
         except NO_FIGURE as error:
             self.note(measure, peer, setting.text, turn, error=str(error))
@@ -303,12 +304,19 @@ class Session:
         except NO_FIGURE as error:
             self.note(measure, "ring-1", "", turn, error=str(error))
 
+    def trials(self, measure: Measure, peer: str, choices: list[Setting], limit_s: float = LIMIT_S) -> list[Chosen]:
+        """A short run of each."""
+        return [Chosen(setting, self.peer(measure, peer, setting, "trial", self.args.seconds / 3, limit_s)) for setting in choices]
+
     def choose(self, measure: Measure, peer: str) -> Chosen | None:
         """The fastest setting in a trial of each; None when nothing works."""
-        trials = [Chosen(setting, self.peer(measure, peer, setting, "trial", self.args.seconds / 3))
-                  for setting in measures.settings(peer, measure)]
-        best = min(trials, key=lambda each: each.trial)
-        return best if best.trial < float("inf") else None
+        def trial(each: Chosen) -> float:
+            return each.trial
+        best = min(self.trials(measure, peer, measures.settings(peer, measure)), key=trial)
+        if best.trial == float("inf"):
+            return None
+        further = measures.further_settings(peer, measure, best.setting)
+        return min([best, *self.trials(measure, peer, further, FURTHER_LIMIT_S)], key=trial)
 
     def measure(self, measure: Measure) -> None:
         """All rounds of one measure."""

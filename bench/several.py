@@ -18,6 +18,7 @@ LIMIT_S = 120  # of one run
 BEAT_MS = 300  # that of engines: ENGINE_MESH_BEAT_NS in daemon/engine/mesh/link.h
 SETTLE_S = 5  # attaching is over, and what an engine looks at for 4 s after small ops (docs/design/threads.md)
 PORT = 29500
+HUGE_PAGES = {"BENCH_HUGE_PAGES": "1", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}  # mpi_bench's buffers; large malloc()s of anybody
 Commands = list[tuple[Any, list[str], dict[str, str]]]  # node, command line, what it adds to the node's environment
 
 
@@ -51,14 +52,14 @@ class Outputs:
         return "".join(path.read_text(encoding="utf-8", errors="replace")
                        for path in (self.paths[number].with_suffix(".err"), self.paths[number]))
 
-    def rows(self) -> list[dict]:
+    def rows(self, limit_s: float = LIMIT_S) -> list[dict]:
         """Of the first process, when all have ended well. Raises Failed."""
-        deadline = time.monotonic() + LIMIT_S
+        deadline = time.monotonic() + limit_s
         for number, process in enumerate(self.processes):
             try:
                 code = process.wait(max(deadline - time.monotonic(), 0))
             except subprocess.TimeoutExpired as error:
-                raise Failed(f"no result within {LIMIT_S} s: {self.text(number)[-300:]}") from error
+                raise Failed(f"no result within {limit_s:g} s: {self.text(number)[-300:]}") from error
             if code != 0:
                 raise Failed(why_failed(code, self.text(number)))
         rows = rows_in(self.paths[0].read_text(encoding="utf-8", errors="replace"))
@@ -102,11 +103,12 @@ class Several:
         """New ones."""
         return self._make(count, ssh=True, share=[self.cache, self.binaries.parent, HERE.parent])
 
-    def run(self, measure: Measure, commands: Callable[[Any], Commands], leaves: bool = False) -> list[dict]:
+    def run(self, measure: Measure, commands: Callable[[Any], Commands], leaves: bool = False,
+            limit_s: float = LIMIT_S) -> list[dict]:
         """The rows that the first of the commands prints; `leaves`: it may leave processes behind. Failed."""
         try:
             with self.nodes(measure.nodes) as nodes:
-                rows = Outputs(nodes.shared, commands(nodes)).rows()
+                rows = Outputs(nodes.shared, commands(nodes)).rows(limit_s)
                 if leaves:
                     for node in nodes:
                         node.kill_all()
@@ -201,21 +203,22 @@ class Several:
 
     # ---- peers ----
 
-    def peer(self, peer: str, measure: Measure, setting: Setting, seconds: float) -> list[dict]:
+    def peer(self, peer: str, measure: Measure, setting: Setting, seconds: float, limit_s: float = LIMIT_S) -> list[dict]:
         """Rows. Failed."""
-        return self.run(measure, lambda nodes: self.peer_commands(nodes, peer, measure, setting, seconds), leaves=True)
+        return self.run(measure, lambda nodes: self.peer_commands(nodes, peer, measure, setting, seconds), True, limit_s)
 
     def peer_commands(self, nodes: Any, peer: str, measure: Measure, setting: Setting, seconds: float) -> Commands:
         """Command lines and environments."""
         place = self.cache / measures.place_of(peer)
-        more = {"PATH": f"{place / 'bin'}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"} | setting.environment
+        more = {"PATH": f"{place / 'bin'}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"} | HUGE_PAGES | setting.environment
         op = "gradients" if measure.op == "hooks" else measure.op
         bench = [op, str(HERE / "resnet50.sizes") if op == "gradients" else str(measure.size), str(seconds)]
         each = measure.np // measure.nodes
         part = [str(HERE / "peers/part.py"), str(measure.nodes)] if "BENCH_PARTS" in setting.environment else []
         if peer == "openmpi":
+            given = [word for name in HUGE_PAGES for word in ("-x", name)]
             return [(nodes[0], [str(place / "bin/mpirun"), "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-H",
-                                hosts_of(measure), "-np", str(measure.np), *setting.arguments, *part, str(place / "mpi_bench"), *bench,
+                                hosts_of(measure), "-np", str(measure.np), *given, *setting.arguments, *part, str(place / "mpi_bench"), *bench,
                                 *self.extras(measure, "")], more)]
         if peer == "impi":
             more |= {"I_MPI_ROOT": str(place), "LD_LIBRARY_PATH": str(place / "lib"), "I_MPI_PIN": "0", "FI_PROVIDER": "tcp",

@@ -7,6 +7,7 @@
  *
  * The gradients go each by MPI_Iallreduce, all at a time; BENCH_GRADIENTS=blocking: one after the other by
  * MPI_Allreduce; =buckets: those that lie in 25 MB by one MPI_Allreduce, in place.
+ * With BENCH_HUGE_PAGES buffers are on huge pages, where the system has them for those that ask.
  * allreduce is in place (MPI_IN_PLACE), float32, sum. BYTES as in hvd-perf: the tensor of one rank
  * (allreduce, broadcast, alltoall, reducescatter's input) or the whole result (allgather).
  * "barrier" puts an MPI_Barrier, not timed, before every op: for ops that do not wait for
@@ -19,6 +20,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 
 #define SAMPLES_MOST  200000
@@ -26,6 +28,7 @@
 #define TENSORS_MOST  1024
 #define LINE_FLOATS   1024 /* tensors of gradients start on pages */
 #define BUCKET_FLOATS (25 * 1024 * 1024 / 4)
+#define HUGE_PAGE     ((size_t)2 * 1024 * 1024)
 
 struct bench {
     const char *op;
@@ -63,8 +66,13 @@ static bool is(const struct bench *bench, const char *op)
 static float *touched(const struct bench *bench, long floats)
 {
     void *memory = NULL;
-    if (posix_memalign(&memory, 4096, (size_t)floats * sizeof(float) + 4096) != 0)
+    const bool huge = getenv("BENCH_HUGE_PAGES") != NULL;
+    const size_t align = huge ? HUGE_PAGE : 4096;
+    const size_t room = ((size_t)floats * sizeof(float) + align) / align * align;
+    if (posix_memalign(&memory, align, room) != 0)
         die(bench, "no memory");
+    if (huge)
+        (void)madvise(memory, room, MADV_HUGEPAGE);
     memset(memory, 0, (size_t)floats * sizeof(float));
     return memory;
 }

@@ -237,6 +237,43 @@ def test_a_peer_is_repeated_while_it_differs_from_its_trial_three_runs_at_most(t
     assert len(lines) == runs and {each["round"] for each in lines} == {4}
 
 
+def tried(monkeypatch, tmp_path, measure, peer, times):
+    """The settings that have a trial, in order, and the one that is chosen; `times`: by part of a setting's text, else 100."""
+    seen = []
+
+    def peer_run(_self, _measure, _peer, setting, _turn, _seconds, limit_s):
+        seen.append(setting.text)
+        assert limit_s == (bench_run.FURTHER_LIMIT_S if "algorithm" in setting.text or "ADJUST" in setting.text else bench_run.LIMIT_S)
+        return next((time for part, time in times.items() if part in setting.text), 100.0)
+    monkeypatch.setattr(bench_run.Session, "peer", peer_run)
+    session = bench_run.Session(types.SimpleNamespace(bin=tmp_path, cache=tmp_path, out=tmp_path, seconds=1.0))
+    chosen = session.choose(next(each for each in measures.MEASURES if each.name == measure), peer)
+    return seen, chosen and chosen.setting
+
+
+@pytest.mark.parametrize("peer,op,base,algorithm,words", [
+    ("openmpi", "alltoall", "ucx, yields, a part of the cores", "coll_tuned_alltoall_algorithm=2", ["coll_tuned_alltoall_algorithm", "2"]),
+    ("openmpi", "broadcast", "tcp, yields", "coll_tuned_bcast_algorithm=6, segments of 128 KiB", ["coll_tuned_bcast_algorithm", "6"]),
+    ("impi", "allgather", "I_MPI_THREAD_YIELD=2, a part of the cores", "I_MPI_ADJUST_ALLGATHER=3", []),
+    ("impi", "reducescatter", "I_MPI_THREAD_YIELD=2", "I_MPI_ADJUST_REDUCE_SCATTER_BLOCK=1", [])])
+def test_between_nodes_the_fastest_setting_is_tried_with_each_algorithm(monkeypatch, tmp_path, peer, op, base, algorithm, words):
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    measure = f"nodes-{op}-64M-2x2"
+    seen, chosen = tried(monkeypatch, tmp_path, measure, peer, {algorithm: 10.0, base: 50.0})
+    here = measures.settings(peer, next(each for each in measures.MEASURES if each.name == f"{op}-64M-np2"))
+    assert seen[-len(here) + 1:] == [f"{base}, {each.text}" for each in here[1:]], seen
+    assert len(seen) <= 4 + len(here) and chosen.text == f"{base}, {algorithm}"
+    assert ("BENCH_PARTS" in chosen.environment) == ("part of the cores" in base)
+    assert " ".join(words) in " ".join(chosen.arguments) and (peer == "openmpi" or algorithm.split("=")[0] in chosen.environment)
+
+
+def test_an_algorithm_that_is_slower_and_a_peer_that_does_not_work_are_not_chosen(monkeypatch, tmp_path):
+    seen, chosen = tried(monkeypatch, tmp_path, "nodes-alltoall-64M-2x2", "impi", {"ADJUST": 60.0, "part": 50.0})
+    assert any("ADJUST" in each for each in seen) and "ADJUST" not in chosen.text and "part" in chosen.text
+    seen, chosen = tried(monkeypatch, tmp_path, "nodes-alltoall-64M-2x2", "impi", {"": float("inf")})
+    assert chosen is None and not any("ADJUST" in each for each in seen)
+
+
 def test_of_several_takes_the_median_is_the_figure_of_the_round():
     takes = [line("nodes-allreduce-64M-2x1", "hvdd-shared", time) | {"take": take} for take, time in enumerate((40, 20, 25))]
     takes += [line("nodes-allreduce-64M-2x1", "torch", time) | {"take": take} for time, take in ((60, 0), (50, 0), (80, 1), (70, 2))]
@@ -396,6 +433,18 @@ def test_between_nodes_the_ring_is_measured_and_a_job_that_is_refused_says_so(tm
     assert len(ours) == 1 and ("row" in ours[0] or ours[0]["error"].startswith("not possible yet: "))
 
 
+def test_a_run_between_nodes_ends_at_its_limit_and_a_failed_trial_says_of_which_setting(tmp_path):
+    node = types.SimpleNamespace(popen=subprocess.Popen, environment=lambda: dict(os.environ))
+    outputs = bench_several.Outputs(tmp_path, [(node, ["sleep", "60"], {})])
+    with pytest.raises(bench_several.Failed, match="no result within 0.1 s"):
+        outputs.rows(0.1)
+    outputs.processes[0].kill()
+    outputs.processes[0].wait()
+    found = bench_results.Results([{"measure": "nodes-alltoall-64M-2x2", "who": "impi", "setting": "ADJUST=4", "round": "trial",
+                                    "error": "no"}])
+    assert found.errors["nodes-alltoall-64M-2x2", "impi"] == "trial of ADJUST=4: no" and not found.failed
+
+
 @pytest.mark.parametrize("peer,starts", [("openmpi", [1, 0]), ("impi", [1, 0]), ("horovod", [1, 0]), ("torch", [1, 1])])
 def test_a_peer_is_started_on_the_first_node_or_on_each(make_nodes, tmp_path, peer, starts):
     nodes = make_nodes(2)
@@ -405,7 +454,10 @@ def test_a_peer_is_started_on_the_first_node_or_on_each(make_nodes, tmp_path, pe
         commands = several.peer_commands(nodes, peer, measure, setting, 1.0)
         assert [sum(node is each for node, _command, _more in commands) for each in nodes] == starts
         for _node, command, more in commands:
-            assert command[0].startswith(str(tmp_path / peer)) and "1048576" in command and setting.environment.items() <= more.items()
+            first = command[2 if command[0].endswith("part.py") else 0]
+            assert first.startswith(str(tmp_path / peer)) and "1048576" in command and setting.environment.items() <= more.items()
+            assert bench_several.HUGE_PAGES.items() <= more.items()
+            assert peer != "openmpi" or all(f"-x {name}" in " ".join(command) for name in bench_several.HUGE_PAGES)
 
 
 def test_a_peer_that_nobody_knows_is_refused(tmp_path):
