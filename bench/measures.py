@@ -10,7 +10,7 @@ EVERYBODY = (*MPI, "gloo", "torch", "horovod")
 HOROVODS = ("horovod-tf", "horovod-tf215")  # on TensorFlow 2.12 and 2.15
 ON_NODES = ("openmpi", "impi", "torch", "horovod")
 RINGS = ("ring-1", "ring-2")  # the bare ring over one and over two connections to a neighbour
-BESIDE = (*RINGS, "iperf3", "replayed", "beats")  # no peers: they stand beside hvdd on several nodes
+BESIDE = (*RINGS, "iperf3", "replayed", "beats", "one-node")  # no peers: they stand beside hvdd on several nodes
 GRADIENT_BYTES = 25_557_032 * 4  # of resnet50.sizes
 FLOORS = ("alone", "apart")  # processes that exchange nothing: no peer, but what no library can be faster than
 
@@ -112,8 +112,8 @@ def _nodes() -> list[Measure]:
               for op in ("broadcast", "allgather", "alltoall", "reducescatter")),
             on(2, 1, "first-4B", "the first allreduce of a name, 4 B", "first", size=4, barrier=True, peers=(), beside=("replayed",)),
             on(2, 2, "gradients", "161 gradients of ResNet-50 through an optimizer's hooks", "hooks", memories=("python",),
-               peers=("torch-ddp", "horovod"), beside=RINGS),
-            on(2, 1, "idle", "CPU of an engine while idle", "idle", peers=(), beside=("beats",)),
+               peers=("torch-ddp", "horovod"), beside=RINGS, takes=3),
+            on(2, 1, "idle", "CPU of an engine while idle", "idle", peers=(), beside=("beats", "one-node")),
             on(8, 2, "start", "from hvdrun -H to the first allreduce", "start", size=4, peers=())]
 
 
@@ -367,7 +367,7 @@ def _tensorflow_bars() -> list[Bar]:
 
 def _nodes_bars() -> list[Bar]:
     """Each as a multiple of the bare ring's or a peer's time, or in microseconds."""
-    def bar(measure: str, kind: str, limit: float, *against: str) -> Bar:
+    def bar(measure: str, kind: str, limit: float | None, *against: str) -> Bar:
         return Bar(f"nodes-{measure}", "shared", kind, limit, against)
     gradients = "nodes-gradients-2x2"
     return [bar("allreduce-64M-2x1", "at-most-peer", 1.2, *RINGS), bar("allreduce-64M-2x1", "at-most-peer", 0.75),
@@ -378,6 +378,7 @@ def _nodes_bars() -> list[Bar]:
             bar("allreduce-1M-2x2", "at-most-peer", 0.5),
             bar("allreduce-4B-2x1", "at-most-us", 100), bar("allreduce-4B-2x2", "at-most-us", 150),
             bar("first-4B-2x1", "at-most-more", 80, "replayed"), bar("idle-2x1", "at-most-peer", 2, "beats"),
+            bar("idle-2x1", "at-most-peer", None, "one-node"),
             bar("start-8x2", "at-most-us", 5e6),
             Bar(gradients, "python", "at-most-peer", 1.7, RINGS), Bar(gradients, "python", "times-peer", 2, ("torch-ddp",)),
             Bar(gradients, "python", "times-peer", 3, ("horovod",))]

@@ -4,6 +4,7 @@
 The fastest peer is the fastest of all that ran, whatever measures.py says of them, except of the floors, which no library can
 reach, and of what stands beside hvdd on several nodes. A bar that is about certain peers names them. A bar holds when it does in every round, against the fastest in that round."""
 import dataclasses
+import math
 import statistics
 from collections import defaultdict
 
@@ -118,7 +119,8 @@ def title(bar: Bar) -> str:
 
 
 def _ratio(kind: str, ours: float, rival: float) -> float:
-    return ours / rival if kind in ("at-most-peer", "at-most-more") else rival / ours
+    over, under = (ours, rival) if kind in ("at-most-peer", "at-most-more") else (rival, ours)
+    return over / under if under else math.inf  # a share of a core may be 0
 
 
 def _holds(bar: Bar, ours: float, ratio: float | None) -> bool:

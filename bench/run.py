@@ -293,7 +293,7 @@ class Session:
             return
         self.measured = True
         for row in rows:
-            who = row["op"] if row["op"] in (*REFERENCE, "replayed", "beats") else f"hvdd-{memory}"
+            who = row["op"] if row["op"] in (*REFERENCE, *measures.BESIDE) else f"hvdd-{memory}"
             self.note(measure, who, "", turn, row=row)
 
     def beside(self, measure: Measure, turn: int) -> None:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs on several nodes, which are namespaces of this machine (tests/harness/hvt/nodes.py): hvdd by hvdrun -H, the peers by
 launchers of their own over ssh, the bare ring (ring_limit.c) and iperf3. Each run has new nodes."""
+import contextlib
+import dataclasses
 import json
 import os
 import pathlib
@@ -18,6 +20,7 @@ LIMIT_S = 120  # of one run
 BEAT_MS = 300  # that of engines: ENGINE_MESH_BEAT_NS in daemon/engine/mesh/link.h
 SETTLE_S = 5  # attaching is over, and what an engine looks at for 4 s after small ops (docs/design/threads.md)
 PORT = 29500
+START_CORES = 2  # for all nodes of a start
 HUGE_PAGES = {"BENCH_HUGE_PAGES": "1", "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}  # mpi_bench's buffers; large malloc()s of anybody
 Commands = list[tuple[Any, list[str], dict[str, str]]]  # node, command line, what it adds to the node's environment
 
@@ -80,6 +83,17 @@ class Outputs:
         raise Failed(f"no result within {LIMIT_S} s")
 
 
+@contextlib.contextmanager
+def on_cores(count: int) -> Iterator[None]:
+    """What is started inside has so many cores."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(before)[:count])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
 def hosts_of(measure: Measure) -> str:
     """For -H."""
     return ",".join(f"n{number}:{measure.np // measure.nodes}" for number in range(1, measure.nodes + 1))
@@ -139,7 +153,8 @@ class Several:
         return "" if done.returncode == 0 else said[0] if said else f"exit status {done.returncode}"
 
     def _hvdrun(self, measure: Measure, *program: str) -> Callable[[Any], Commands]:
-        command = [str(self.binaries / "hvdrun"), "-np", str(measure.np), "-H", hosts_of(measure), "--no-prefix", *program]
+        hosts = ["-H", hosts_of(measure)] if measure.nodes > 1 else []
+        command = [str(self.binaries / "hvdrun"), "-np", str(measure.np), *hosts, "--no-prefix", *program]
         return lambda nodes: [(nodes[0], command, {})]
 
     def _perf(self, measure: Measure, memory: str, *more: str) -> Callable[[Any], Commands]:
@@ -171,7 +186,7 @@ class Several:
     def _start(self, measure: Measure, memory: str, _seconds: float) -> list[dict]:
         """From hvdrun to the result of one op."""
         self.run(measure, self._perf(measure, memory, "-i", "1", "-w", "0", "-c"))
-        with self.nodes(measure.nodes) as nodes:
+        with on_cores(START_CORES), self.nodes(measure.nodes) as nodes:
             began_ns = time.monotonic_ns()
             outputs = Outputs(nodes.shared, self._perf(measure, memory, "-i", "1", "-w", "0")(nodes))
             outputs.first_row()
@@ -180,9 +195,15 @@ class Several:
         return [{"op": "start", "bytes": measure.size, "np": measure.np, "time_us": took_us}]
 
     def _idle(self, measure: Measure, _memory: str, seconds: float) -> list[dict]:
-        """CPU share of the engine that takes most while its ranks do nothing, and of two processes that exchange beats."""
+        """CPU share of the engine that takes most while its ranks do nothing, of one of a job on one node, and of two processes
+        that exchange beats."""
         rest_s = max(seconds * 8, 2)
-        with self.nodes(measure.nodes) as nodes:
+        one_node = dataclasses.replace(measure, nodes=1, np=measure.np // measure.nodes)
+        return [self._idle_engine(measure, rest_s), self._idle_engine(one_node, rest_s) | {"op": "one-node"},
+                self.run(measure, lambda nodes: self._limit(nodes, measure, rest_s, "--beats", str(BEAT_MS)))[0]]
+
+    def _idle_engine(self, measure: Measure, rest_s: float) -> dict:
+        with self.nodes(max(measure.nodes, 2)) as nodes:  # a cable has two ends
             program = [str(self.binaries / "hvd-perf"), "--idle", str(SETTLE_S + rest_s + 1)]
             outputs = Outputs(nodes.shared, self._hvdrun(measure, *program)(nodes))
             deadline = time.monotonic() + LIMIT_S
@@ -198,8 +219,7 @@ class Several:
             took_ns = time.monotonic_ns() - began_ns
             if outputs.processes[0].wait(LIMIT_S) != 0:
                 raise Failed(why_failed(outputs.processes[0].returncode, outputs.text()))
-        return [{"op": "idle", "np": measure.np, "cpu_percent": round(100 * used_ns / took_ns, 4)},
-                self.run(measure, lambda nodes: self._limit(nodes, measure, rest_s, "--beats", str(BEAT_MS)))[0]]
+        return {"op": "idle", "np": measure.np, "cpu_percent": round(100 * used_ns / took_ns, 4)}
 
     # ---- peers ----
 

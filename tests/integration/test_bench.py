@@ -415,6 +415,21 @@ def test_an_idle_engine_is_judged_beside_bare_beats():
     assert verdict.good == [True, False] and "2x the time of beats" in verdict.bar
 
 
+def test_an_idle_engine_stands_beside_one_of_a_job_on_one_node(monkeypatch, tmp_path, report):
+    """Which may take no time at all."""
+    name = "nodes-idle-2x1"
+    monkeypatch.setattr(bench_several.Several, "ours", lambda *_: [
+        {"op": op, "np": 2, "cpu_percent": percent} for op, percent in (("idle", 0.06), ("one-node", 0.0), ("beats", 0.03))])
+    monkeypatch.setattr(bench_several.Several, "__init__", lambda *_: None)
+    (tmp_path / "out").mkdir()
+    session = bench_run.Session(types.SimpleNamespace(bin=tmp_path, cache=tmp_path, out=tmp_path / "out", seconds=1.0))
+    session.ours(next(each for each in measures.MEASURES if each.name == name), "shared", 0)
+    shutil.copy(tmp_path / "out/raw.jsonl", report / "raw.jsonl")
+    subprocess.run([sys.executable, str(BENCH / "report.py"), str(report)], capture_output=True, timeout=scaled(60), check=True)
+    row = cells(report, "CPU of an engine while idle, 2 nodes x 1 np=2, shared: beside one-node")
+    assert row[1:] == ["0.06 %", "one-node 0.00 %", "infx", "beside it"], row
+
+
 def test_the_share_of_a_rival_is_a_share(report):
     lines = [line("nodes-idle-2x1", who, share) for who, share in (("hvdd-shared", 0.05), ("beats", 0.03))]
     (report / "raw.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines), encoding="utf-8")
@@ -458,6 +473,15 @@ def test_a_peer_is_started_on_the_first_node_or_on_each(make_nodes, tmp_path, pe
             assert first.startswith(str(tmp_path / peer)) and "1048576" in command and setting.environment.items() <= more.items()
             assert bench_several.HUGE_PAGES.items() <= more.items()
             assert peer != "openmpi" or all(f"-x {name}" in " ".join(command) for name in bench_several.HUGE_PAGES)
+
+
+def test_the_start_has_two_cores_and_the_bench_has_its_own_again(monkeypatch):
+    cores = [{0, 1, 2, 3}]
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: cores[-1])
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _pid, wanted: cores.append(set(wanted)))
+    with pytest.raises(bench_several.Failed), bench_several.on_cores(bench_several.START_CORES):
+        raise bench_several.Failed("lost")
+    assert cores == [{0, 1, 2, 3}, {0, 1}, {0, 1, 2, 3}]
 
 
 def test_a_peer_that_nobody_knows_is_refused(tmp_path):
