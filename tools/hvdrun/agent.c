@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * An agent greets, gets what is to run, starts hvdd, says that it is ready, starts its ranks when
  * every host is ready, and sends on what they print and how they end. It decides nothing but one
- * thing: when its standard input ends before the job does, hvdrun or the way to it is gone, and it
- * ends everything that it has started. */
+ * thing: when its standard input ends before the job does, or nothing comes for too long, hvdrun or
+ * the way to it is gone, and it ends everything that it has started. */
 #include "tools/hvdrun/agent.h"
 
 #include "base/clock.h"
@@ -57,6 +57,7 @@ struct agent {
     struct run_buffer input;
     bool input_ends;
 
+    uint64_t silence_ns;              /* without a message for so long we are alone; 0: never */
     uint64_t heard_ns, looked_ns;     /* when a message came, and when we have last run */
     bool paused;                      /* hvdrun has been stopped by the user, as its ranks have */
     bool lost;                        /* hvdrun is gone */
@@ -585,6 +586,7 @@ static bool take(void *context, struct hvi_launch_msg *msg, char *text_p, size_t
         agent->start = msg->start;
         msg->start = (struct hvi_launch_start){.size = 0}; /* its lists are ours now */
         agent->has_start = true;
+        agent->silence_ns = agent->start.silence_ns;
         take_start(agent);
         return true;
     }
@@ -635,7 +637,7 @@ static void read_signals(void *context, int index)
 /* Silence counts only while we run ourselves. */
 static void check_silence(struct agent *agent, uint64_t now_ns)
 {
-    const uint64_t silence_ns = agent->start.silence_ns;
+    const uint64_t silence_ns = agent->silence_ns;
     if (now_ns - agent->looked_ns > silence_ns / 2)
         agent->heard_ns = now_ns;
     agent->looked_ns = now_ns;
@@ -645,7 +647,7 @@ static void check_silence(struct agent *agent, uint64_t now_ns)
 
 static uint64_t next_time(const struct agent *agent)
 {
-    const uint64_t silence_ns = agent->lost ? 0 : agent->start.silence_ns;
+    const uint64_t silence_ns = agent->lost ? 0 : agent->silence_ns;
     uint64_t next_ns = agent->gone_on ? run_node_next_ns(&agent->node) : HVI_NEVER;
     next_ns = run_polls_earlier(next_ns, agent->kill_at_ns);
     if (agent->node.stage == RUN_RUNNING)
@@ -719,10 +721,11 @@ static void finish(struct agent *agent)
         close(agent->call_fd);
 }
 
-int run_agent(void)
+int run_agent(uint64_t silence_ns)
 {
     static struct agent agent;
-    agent = (struct agent){.input_fd = -1, .input_read_fd = -1, .call_fd = -1};
+    agent = (struct agent){
+        .input_fd = -1, .input_read_fd = -1, .call_fd = -1, .silence_ns = silence_ns};
     agent.channel.fd = STDIN_FILENO;
     agent.channel.marked = true;
     run_sink_init(&agent.channel.out, STDOUT_FILENO);

@@ -4,8 +4,12 @@
 #ifndef HVI_TOOLS_HVDRUN_CHANNEL_H
 #define HVI_TOOLS_HVDRUN_CHANNEL_H
 
+#include "base/clock.h"
 #include "proto/launch.h"
 #include "tools/hvdrun/output.h"
+
+/* An agent or relay that has heard nothing for so long, and was told no other time yet, is alone. */
+#define RUN_SILENCE_NS (120 * HVI_NS_SEC)
 
 struct run_channel {
     int fd; /* is read; -1: at its end */

@@ -20,6 +20,7 @@
  * returns. */
 #include "tools/hvdrun/agent.h"
 #include "tools/hvdrun/build.h"
+#include "tools/hvdrun/channel.h"
 #include "tools/hvdrun/flags.h"
 #include "tools/hvdrun/guard.h"
 #include "tools/hvdrun/options.h"
@@ -76,9 +77,9 @@ int main(int argc, char **argv)
     run_self_fill_fds();
     run_guard_keep_words(argc, argv);
     if (argc == 2 && strcmp(argv[1], "--node") == 0)
-        return run_agent();
+        return run_agent(RUN_SILENCE_NS);
     if (argc == 2 && strcmp(argv[1], "--relay") == 0)
-        return run_relay();
+        return run_relay(RUN_SILENCE_NS);
     if (run_options_parse(argc, argv, &options, text, sizeof text) != 0) {
         fprintf(stderr, "hvdrun: %s\nTry hvdrun --help.\n", text);
         return 2;

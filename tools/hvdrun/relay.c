@@ -334,10 +334,10 @@ static bool poll_once(struct relay *relay)
     return run_polls_wait(polls, silent_ns < kill_ns ? silent_ns : kill_ns);
 }
 
-int run_relay(void)
+int run_relay(uint64_t silence_ns)
 {
     static struct relay relay;
-    relay = (struct relay){.heard_ns = hvi_clock_ns()};
+    relay = (struct relay){.silence_ns = silence_ns, .heard_ns = hvi_clock_ns()};
     relay.channel.fd = STDIN_FILENO;
     relay.channel.marked = true;
     run_sink_init(&relay.channel.out, STDOUT_FILENO);

@@ -4,8 +4,11 @@
 #ifndef HVI_TOOLS_HVDRUN_RELAY_H
 #define HVI_TOOLS_HVDRUN_RELAY_H
 
+#include <stdint.h>
+
 /* Serves the hvdrun at the other end of stdin and stdout until that ends and everything that was
- * started has ended. An exit code. */
-int run_relay(void);
+ * started has ended. Without processes it ends, too, when hvdrun has said nothing for `silence_ns`; the first
+ * process to start comes with another silence time. An exit code. */
+int run_relay(uint64_t silence_ns);
 
 #endif

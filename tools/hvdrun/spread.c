@@ -58,7 +58,7 @@ struct place {
     uint32_t torch_port, mesh_port;
     uint64_t call_sent; /* bytes */
     size_t untaken;     /* bytes that waited to be sent when it was last looked at */
-    bool greeted, ready, running, lost;
+    bool greeted, told, ready, running, lost;
 };
 
 struct spread {
@@ -307,9 +307,11 @@ static void tell_hosts(struct spread *spread, size_t first, size_t end)
 {
     const uint64_t now_ns = hvi_clock_ns();
     const uint64_t left_ns = spread->deadline_ns > now_ns ? spread->deadline_ns - now_ns : 0;
-    for (size_t i = first; i < end; i++)
+    for (size_t i = first; i < end; i++) {
+        spread->places[i].told = true;
         run_task_send(&spread->task, i, left_ns / 4 * 3, &spread->machines[i],
                       &spread->places[i].link);
+    }
 }
 
 /* The first host's hvdd is where the others' meet. */
@@ -553,8 +555,8 @@ static bool take_any(struct spread *spread, struct place *place, const struct hv
         put(place->chosen, sizeof place->chosen, msg->ready.address);
         place->ready = true;
         return spread->stage == STAGE_MEET || spread->stage == STAGE_PREPARE;
-    case HVI_LAUNCH_BEAT:
-        return place->ready;
+    case HVI_LAUNCH_BEAT: /* of one that was told nothing yet it may come when that is on its way */
+        return true;
     case HVI_LAUNCH_LOG:
         run_stream_feed(&place->log, (const char *)msg->data.data, msg->data.bytes);
         return true;
@@ -727,8 +729,7 @@ static uint64_t next_time(const struct spread *spread)
         run_polls_earlier(run_end_next_ns(&spread->end), run_display_next_ns(&spread->display));
     if (spread->stage < STAGE_RUN && hvi_clock_ns() < spread->deadline_ns)
         next_ns = run_polls_earlier(next_ns, spread->deadline_ns);
-    if (spread->options->silence_ns != 0)
-        next_ns = run_polls_earlier(next_ns, spread->beat_at_ns);
+    next_ns = run_polls_earlier(next_ns, spread->beat_at_ns);
     next_ns = run_polls_earlier(next_ns, spread->input.retry_ns);
     next_ns = run_polls_earlier(next_ns, run_tree_next_ns(&spread->tree));
     for (size_t i = 0; i < spread->hosts->count; i++) {
@@ -766,16 +767,27 @@ static void flush(struct spread *spread)
     }
 }
 
-/* An agent that is starting its hvdd takes what comes as a sign that all is over: none goes there. */
+/* An agent that has not been told what to run does not know --silence-time. */
+static uint64_t beat_ns(const struct spread *spread)
+{
+    const uint64_t silence_ns = spread->options->silence_ns;
+    return (silence_ns != 0 && silence_ns < RUN_SILENCE_NS ? silence_ns : RUN_SILENCE_NS) / BEATS;
+}
+
+/* An agent that is starting its hvdd takes what comes as a sign that all is over: none goes there. Nor to one of
+ * another version. */
 static void send_beats(struct spread *spread, uint64_t now_ns)
 {
     const struct hvi_launch_msg msg = {.kind = HVI_LAUNCH_BEAT};
-    if (spread->options->silence_ns == 0 || now_ns < spread->beat_at_ns)
+    if (now_ns < spread->beat_at_ns)
         return;
-    spread->beat_at_ns = now_ns + spread->options->silence_ns / BEATS;
-    for (size_t i = 0; i < spread->hosts->count; i++)
-        if (spread->places[i].ready)
-            run_link_send(&spread->places[i].link, &msg);
+    spread->beat_at_ns = now_ns + beat_ns(spread);
+    for (size_t i = 0; i < spread->hosts->count; i++) {
+        struct place *place = &spread->places[i];
+        const bool untold = place->greeted && !place->told && place->link.text[0] == '\0';
+        if (untold || place->ready)
+            run_link_send(&place->link, &msg);
+    }
 }
 
 /* Silence counts only while we run ourselves, and read what comes. */

@@ -7,6 +7,7 @@
 #include "tests/unit/hvt_main.h"
 #include "tests/unit/hvt_process.h"
 #include "tools/hvdrun/agent.h"
+#include "tools/hvdrun/channel.h"
 #include "tools/hvdrun/options.h"
 #include "tools/hvdrun/plain.h"
 #include "tools/hvdrun/relay.h"
@@ -20,10 +21,13 @@
 
 bool hvt_job_serves(int argc, char **argv, int *code_p)
 {
+    const char *given = getenv(HVT_JOB_SILENCE);
+    const uint64_t silence_ns =
+        given != NULL ? strtoull(given, NULL, 10) * HVI_NS_MS : RUN_SILENCE_NS;
     if (argc == 2 && strcmp(argv[1], "--node") == 0)
-        *code_p = run_agent();
+        *code_p = run_agent(silence_ns);
     else if (argc == 2 && strcmp(argv[1], "--relay") == 0)
-        *code_p = run_relay();
+        *code_p = run_relay(silence_ns);
     else
         return false;
     return true;
@@ -39,6 +43,7 @@ void hvt_job_setup(struct hvt_job *job)
     unsetenv("HVD_ADDRESS");
     unsetenv("HVD_SSH");
     unsetenv("HVD_INTERFACE");
+    unsetenv(HVT_JOB_SILENCE);
     setenv("XDG_RUNTIME_DIR", job->root, 1);
 }
 

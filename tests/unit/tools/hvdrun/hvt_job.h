@@ -16,6 +16,9 @@ struct hvt_job {
     int code;                  /* of the end; -1: a signal */
 };
 
+/* For agents and relays: their silence time until they are told another, in ms. */
+#define HVT_JOB_SILENCE "HVT_JOB_SILENCE_MS"
+
 /* What main() has to do first: true if this process was started as an agent or relay, with its exit code. */
 bool hvt_job_serves(int argc, char **argv, int *code_p);
 

@@ -88,7 +88,8 @@ void hvt_talk_send(struct hvt_talk *talk, const struct hvi_launch_msg *msg)
     ck_assert_int_eq(run_channel_send(&talk->channel, msg), HVI_OK);
 }
 
-void hvt_talk_start(struct hvt_talk *talk, int (*serve)(void))
+void hvt_talk_start_for(struct hvt_talk *talk, int (*serve)(uint64_t silence_ns),
+                        uint64_t silence_ns)
 {
     int fds[2];
     ck_assert_int_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
@@ -102,7 +103,7 @@ void hvt_talk_start(struct hvt_talk *talk, int (*serve)(void))
         dup2(fds[1], STDOUT_FILENO);
         close(fds[0]);
         close(fds[1]);
-        exit(serve());
+        exit(serve(silence_ns));
     }
     close(fds[1]);
     fcntl(fds[0], F_SETFL, O_NONBLOCK);
@@ -111,6 +112,11 @@ void hvt_talk_start(struct hvt_talk *talk, int (*serve)(void))
     struct hvi_launch_msg hello = hvt_talk_expect(talk, HVI_LAUNCH_HELLO);
     ck_assert_str_eq(hello.hello.version, HVD_VERSION_TEXT);
     ck_assert_uint_eq(hello.hello.launch_version, HVI_LAUNCH_VERSION);
+}
+
+void hvt_talk_start(struct hvt_talk *talk, int (*serve)(uint64_t silence_ns))
+{
+    hvt_talk_start_for(talk, serve, RUN_SILENCE_NS);
 }
 
 void hvt_talk_go(struct hvt_talk *talk)

@@ -20,7 +20,10 @@ struct hvt_talk {
 };
 
 /* Runs `serve` in a new process, and reads as far as the first message, which is a hello. */
-void hvt_talk_start(struct hvt_talk *talk, int (*serve)(void));
+void hvt_talk_start(struct hvt_talk *talk, int (*serve)(uint64_t silence_ns));
+/* The same with another silence time than RUN_SILENCE_NS. */
+void hvt_talk_start_for(struct hvt_talk *talk, int (*serve)(uint64_t silence_ns),
+                        uint64_t silence_ns);
 void hvt_talk_send(struct hvt_talk *talk, const struct hvi_launch_msg *msg);
 /* The next message that is not output, freed with hvi_launch_msg_free. Output before it is gathered. */
 struct hvi_launch_msg hvt_talk_next(struct hvt_talk *talk);

@@ -439,6 +439,30 @@ START_TEST(a_silent_hvdrun_is_taken_for_gone)
 }
 END_TEST
 
+/* As when the cable is cut before hvdrun has told what to run. */
+START_TEST(a_hvdrun_that_is_silent_from_the_first_is_taken_for_gone)
+{
+    const uint64_t before_ns = hvi_clock_ns();
+    hvt_talk_start_for(&talk, run_agent, 200 * HVI_NS_MS);
+    ck_assert_int_eq(hvt_talk_end(&talk), 1);
+    ck_assert_uint_lt(hvi_clock_ns() - before_ns, 15 * HVI_NS_SEC);
+}
+END_TEST
+
+START_TEST(what_is_to_run_comes_with_another_silence_time)
+{
+    start.start.rank_count = 1;
+    start.start.command_bytes =
+        hvt_talk_words(&start.start.command, "/bin/sh", "-c", "sleep 0.4", NULL);
+    hvt_talk_start_for(&talk, run_agent, 200 * HVI_NS_MS);
+    hvt_talk_send(&talk, &start);
+    hvt_talk_expect(&talk, HVI_LAUNCH_READY);
+    go();
+    ck_assert_int_eq(await_exits().code, 0);
+    end_well();
+}
+END_TEST
+
 /* ---- a private hvdd ---- */
 
 /* Written as a script, with its options in $ready, $parent and $dir. */
@@ -585,6 +609,8 @@ static TCase *make_ranks_case(void)
     tcase_add_test(tests, without_hvdrun_the_ranks_get_time_and_are_killed);
     tcase_add_test(tests, a_signal_ends_the_ranks_at_once);
     tcase_add_test(tests, a_silent_hvdrun_is_taken_for_gone);
+    tcase_add_test(tests, a_hvdrun_that_is_silent_from_the_first_is_taken_for_gone);
+    tcase_add_test(tests, what_is_to_run_comes_with_another_silence_time);
     return tests;
 }
 

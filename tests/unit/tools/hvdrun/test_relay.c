@@ -236,6 +236,15 @@ START_TEST(without_processes_silence_ends_it)
 }
 END_TEST
 
+START_TEST(before_its_first_process_silence_ends_it_too)
+{
+    const uint64_t before_ns = hvi_clock_ns();
+    hvt_talk_start_for(&talk, run_relay, 50 * HVI_NS_MS);
+    ck_assert_int_eq(hvt_talk_end(&talk), 0); /* hvdrun has not gone */
+    ck_assert_uint_lt(hvi_clock_ns() - before_ns, 15 * HVI_NS_SEC);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("tools/hvdrun/relay");
@@ -254,6 +263,7 @@ int main(void)
     tcase_add_test(tests, a_number_that_is_in_use_ends_the_conversation);
     tcase_add_test(tests, a_message_for_an_agent_ends_the_conversation);
     tcase_add_test(tests, without_processes_silence_ends_it);
+    tcase_add_test(tests, before_its_first_process_silence_ends_it_too);
     suite_add_tcase(suite, tests);
     return hvt_run_suite(suite);
 }

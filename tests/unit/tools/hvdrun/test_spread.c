@@ -182,6 +182,20 @@ START_TEST(the_order_in_which_results_come_is_a_file_here)
 }
 END_TEST
 
+/* The first host greets long before the other one: its agent waits without a word of what to run. */
+START_TEST(a_host_that_waits_for_another_one_hears_that_hvdrun_is_there)
+{
+    hvt_job_write(&job, "one-is-slow", "#!/bin/sh\n[ $1 = h1 ] || sleep 1\nexec sh -c \"$2\"\n");
+    setenv(HVT_JOB_SILENCE, "500", 1);
+    hvt_job_run(&job,
+                "-np 2 -H h1:1,h2:1 --address @ --ssh-command @/one-is-slow --silence-time 0.5",
+                "echo here");
+    expect_end(0);
+    EXPECT_OUT("[0]<stdout>:here\n");
+    EXPECT_OUT("[1]<stdout>:here\n");
+}
+END_TEST
+
 /* A hvdd that says where it listens, and which one it joins. */
 static void write_hvdd(void)
 {
@@ -417,6 +431,7 @@ static TCase *make_good_case(void)
     tcase_add_test(tests, a_dropped_connection_is_tried_again);
     tcase_add_test(tests, calls_and_what_they_return_are_files_here);
     tcase_add_test(tests, the_order_in_which_results_come_is_a_file_here);
+    tcase_add_test(tests, a_host_that_waits_for_another_one_hears_that_hvdrun_is_there);
     tcase_add_test(tests, private_hvdds_meet_at_the_first);
     tcase_add_test(tests, private_hvdds_meet_at_the_interface_that_is_named);
     tcase_add_test(tests, a_first_host_that_ssh_reaches_by_loopback_has_another_address_elsewhere);
