@@ -5,7 +5,11 @@
  * others from being heard: what is wrong on each of them is said at once.
  *
  *   GREET --all have greeted--> MEET --the first is ready--> PREPARE --all are ready--> RUN --all ranks ended--> END --agents gone--> DONE
- *     \--a host failed, or a signal--\--------------> ABORT --agents gone--------------------------------^
+ *     |                          |  \--a host failed--> CHECK --all have answered--\                                               ^
+ *     \--a host failed, or a signal--\---------------------------------------------> ABORT --agents gone----------------------------/
+ *
+ * The others' hvdds meet at the first host's, which therefore starts alone. If it fails, the others start theirs in CHECK without
+ * a meeting: only to hear what is wrong there, too.
  *
  * Which failure ends the job is decided in end.c as for one machine. Output comes as it was written
  * and is put into lines here; while ours is not read, theirs is not either. */
@@ -42,6 +46,7 @@
 enum stage {
     STAGE_GREET,
     STAGE_MEET,
+    STAGE_CHECK,
     STAGE_PREPARE,
     STAGE_RUN,
     STAGE_END,
@@ -342,6 +347,13 @@ static void prepare_others(struct spread *spread)
     tell_hosts(spread, 1, spread->hosts->count);
 }
 
+/* The job does not start. Without run_task_join the hvdds of the others do not wait for the first. */
+static void check_others(struct spread *spread)
+{
+    spread->stage = STAGE_CHECK;
+    tell_hosts(spread, 1, spread->hosts->count);
+}
+
 /* ---- the start: run ---- */
 
 static void run_all(struct spread *spread)
@@ -390,7 +402,9 @@ static void tick_start(struct spread *spread, uint64_t now_ns)
     }
     if (done < asked)
         return;
-    if (failed > 0) {
+    if (failed > 0 && spread->stage == STAGE_MEET && !late) {
+        check_others(spread);
+    } else if (failed > 0) {
         tell_failures(spread);
         abort_start(spread);
     } else if (spread->stage == STAGE_GREET) {
@@ -554,7 +568,7 @@ static bool take_any(struct spread *spread, struct place *place, const struct hv
         place->mesh_port = msg->ready.mesh_port;
         put(place->chosen, sizeof place->chosen, msg->ready.address);
         place->ready = true;
-        return spread->stage == STAGE_MEET || spread->stage == STAGE_PREPARE;
+        return spread->stage >= STAGE_MEET && spread->stage <= STAGE_PREPARE;
     case HVI_LAUNCH_BEAT: /* of one that was told nothing yet it may come when that is on its way */
         return true;
     case HVI_LAUNCH_LOG:

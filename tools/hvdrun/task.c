@@ -158,6 +158,17 @@ static void fill(const struct run_task *task, struct hvi_launch_start *start)
     put(start->log_level, sizeof start->log_level, options->log_level);
 }
 
+static void fill_meeting(const struct run_task *task, size_t host, struct hvi_launch_start *start)
+{
+    if (host == 0) {
+        put(start->mesh_listen, sizeof start->mesh_listen, task->mesh_listen);
+        put(start->mesh_key, sizeof start->mesh_key, task->server_key);
+    } else if (task->mesh_join[0] != '\0') {
+        put(start->mesh_join, sizeof start->mesh_join, task->mesh_join);
+        put(start->mesh_key, sizeof start->mesh_key, task->client_key);
+    }
+}
+
 void run_task_send(const struct run_task *task, size_t host, uint64_t patience_ns,
                    const struct run_machine *machine, struct run_link *link)
 {
@@ -169,9 +180,7 @@ void run_task_send(const struct run_task *task, size_t host, uint64_t patience_n
     start->ranks_before = machine->before;
     start->ranks_there = machine->there;
     put(start->host, sizeof start->host, link->host->name);
-    put(start->mesh_listen, sizeof start->mesh_listen, host == 0 ? task->mesh_listen : "");
-    put(start->mesh_join, sizeof start->mesh_join, host == 0 ? "" : task->mesh_join);
-    put(start->mesh_key, sizeof start->mesh_key, host == 0 ? task->server_key : task->client_key);
+    fill_meeting(task, host, start);
     if (!find_directory(options, link->host, start->directory, sizeof start->directory))
         snprintf(link->text, sizeof link->text, "the working directory here has no name: %s",
                  strerror(errno));

@@ -26,7 +26,7 @@ int run_task_init(struct run_task *task_p, const struct run_options *options, co
  * numeric, else RUN_ROUTE_ANYWHERE: at the one that its agent chooses, or at all that its host has. 0, or -1
  * with a reason. */
 int run_task_meet(struct run_task *task, const char *address, const char **why_p);
-/* Where the others find it. */
+/* Where the others find it. Before, theirs meet with none. */
 void run_task_join(struct run_task *task, const char *address, uint32_t port);
 /* Tells the agent of the host with this number, whose hvdd has so long to get ready. `machine` says
  * which part of its cores it has. What goes wrong stands in the link's text. */

@@ -300,6 +300,46 @@ START_TEST(hosts_that_cannot_be_reached_are_all_told)
 }
 END_TEST
 
+#define NO_DIRECTORY                                                                               \
+    "cannot enter /nonexistent: No such file or directory; --remote-dir names another directory\n"
+
+START_TEST(where_no_host_has_the_directory_all_are_told)
+{
+    hvt_job_run(&job, "-H h1:1,h2:1,h3:1 --ssh-command @/ssh-script --remote-dir /nonexistent",
+                "echo never");
+    expect_end(1);
+    ck_assert_str_eq(job.err, "hvdrun: h1: " NO_DIRECTORY "hvdrun: h2: " NO_DIRECTORY
+                              "hvdrun: h3: " NO_DIRECTORY);
+}
+END_TEST
+
+START_TEST(where_no_host_has_hvdd_all_are_told)
+{
+    hvt_job_run(&job, "-H h1:1,h2:1 --ssh-command @/ssh-script --hvdd /nonexistent/hvdd",
+                "echo never");
+    expect_end(1);
+    EXPECT_ERR("hvdrun: h1: cannot start /nonexistent/hvdd: No such file or directory");
+    EXPECT_ERR("hvdrun: h2: cannot start /nonexistent/hvdd: No such file or directory");
+}
+END_TEST
+
+/* Where the others' hvdds would meet, none is; theirs start all the same, and end. */
+START_TEST(of_hosts_beside_a_first_one_that_fails_those_that_fail_are_told)
+{
+    hvt_job_write(&job, "hvdd-script",
+                  "#!/bin/sh\ncase \"$HVT_HOST $*\" in *--mesh-join*) echo joins >&2; exit 1;;\n"
+                  "h1*--mesh-listen*) echo no room >&2; exit 1;; h3*) echo no luck >&2; exit 1;; "
+                  "esac\nfor word; do case $last in --ready-fd) ready=$word;; "
+                  "--parent-fd) parent=$word;; esac; last=$word; done\n"
+                  "echo >/proc/self/fd/$ready\nexec cat /proc/self/fd/$parent\n");
+    hvt_job_write(&job, "named", "#!/bin/sh\nexport HVT_HOST=$1\nexec sh -c \"$2\"\n");
+    hvt_job_run(&job, "-H h1:1,h2:1,h3:1 --ssh-command @/named --hvdd @/hvdd-script", "echo never");
+    expect_end(1);
+    ck_assert_str_eq(job.err, "hvdrun: h1: the private hvdd failed to start: no room\n"
+                              "hvdrun: h3: the private hvdd failed to start: no luck\n");
+}
+END_TEST
+
 START_TEST(a_host_that_does_not_answer_in_time_is_told)
 {
     hvt_job_write(&job, "hangs", "#!/bin/sh\nexec sleep 100\n");
@@ -446,6 +486,9 @@ static TCase *make_bad_case(void)
     tcase_add_test(tests, a_rank_that_fails_ends_the_others);
     tcase_add_test(tests, a_command_that_is_not_there_has_the_shells_exit_code);
     tcase_add_test(tests, hosts_that_cannot_be_reached_are_all_told);
+    tcase_add_test(tests, where_no_host_has_the_directory_all_are_told);
+    tcase_add_test(tests, where_no_host_has_hvdd_all_are_told);
+    tcase_add_test(tests, of_hosts_beside_a_first_one_that_fails_those_that_fail_are_told);
     tcase_add_test(tests, a_host_that_does_not_answer_in_time_is_told);
     tcase_add_test(tests, an_interrupt_ends_the_start);
     tcase_add_test(tests, a_second_interrupt_waits_for_no_agent);
