@@ -562,7 +562,7 @@ def test_no_secret_is_on_a_command_line_or_with_others(hosts):
         process.communicate(timeout=scaled(20))
 
 
-def test_more_hosts_than_logins_at_a_time(hosts):
+def test_thirty_six_hosts_with_a_hvdd_each_are_one_job(hosts):
     done = hosts.run("-H", ",".join(f"h{number}" for number in range(36)), "sh", "-c", "echo $HVD_RANK", seconds=60)
     assert done.returncode == 0, done.stderr
     assert sorted(int(line.split(":")[1]) for line in done.stdout.splitlines()) == list(range(36))

@@ -4,7 +4,9 @@
 #include "tests/unit/hvt_main.h"
 #include "tests/unit/tools/hvdrun/hvt_job.h"
 
+#include <fcntl.h>
 #include <signal.h>
+#include <sys/stat.h>
 
 /* Both are this machine, and two hosts all the same. */
 #define HERE "-H localhost:1,127.0.0.1:1 --address @ --report-time 0.1 "
@@ -28,6 +30,19 @@ static void teardown(void)
 static void expect_end(int code)
 {
     ck_assert_msg(job.code == code, "exit code %d after: %s%s", job.code, job.out, job.err);
+}
+
+static int lines_of(const char *name)
+{
+    char path[128];
+    int lines = 0;
+    snprintf(path, sizeof path, "%s/%s", job.root, name);
+    FILE *file = fopen(path, "re");
+    ck_assert_ptr_nonnull(file);
+    for (int byte = getc(file); byte != EOF; byte = getc(file))
+        lines += byte == '\n';
+    fclose(file);
+    return lines;
 }
 
 /* ---- jobs that end well ---- */
@@ -300,6 +315,43 @@ START_TEST(hosts_that_cannot_be_reached_are_all_told)
 }
 END_TEST
 
+/* Each login is a line, and waits before it fails. So many begin, and no more. */
+static void expect_logins(const char *words, int most)
+{
+    char path[128];
+    const uint64_t deadline_ns = hvi_deadline_after(20 * (int64_t)HVI_NS_SEC);
+    hvt_job_write(&job, "logins", "");
+    snprintf(path, sizeof path, "%s/go", job.root);
+    ck_assert_int_eq(mkfifo(path, 0600), 0);
+    hvt_job_start(&job, words, "echo never");
+    while (lines_of("logins") < most && !hvi_deadline_passed(deadline_ns))
+        usleep(5 * 1000);
+    usleep(200 * 1000); /* not a wait for something: one more than may be would begin */
+    ck_assert_int_eq(lines_of("logins"), most);
+    const int fd = open(path, O_RDWR | O_CLOEXEC); /* all go on, also those to come */
+    hvt_job_end(&job);
+    close(fd);
+    unlink(path);
+    expect_end(1);
+}
+
+/* By hvdrun, and by each relay, of which each has a group of four here: its own host, and three others. */
+START_TEST(so_many_hosts_are_logged_in_to_at_a_time)
+{
+    char words[768] = "--address @ --ssh-command @/waits --fan-out 0 -H h0";
+    size_t used = strlen(words);
+    hvt_job_write(&job, "waits",
+                  "#!/bin/sh\ncase \"$2\" in *--relay) exec sh -c \"$2\";; esac\n"
+                  "echo $1 >>${0%/*}/logins\n: <${0%/*}/go\nexit 1\n");
+    for (int i = 1; i < 36; i++)
+        used += (size_t)snprintf(words + used, sizeof words - used, ",h%d", i);
+    expect_logins(words, 32);
+    EXPECT_ERR("hvdrun: h35: ");
+    expect_logins("--address @ --ssh-command @/waits --fan-out 2 -H h1,h2,h3,h4,h5,h6,h7,h8", 4);
+    EXPECT_ERR("hvdrun: h8: ");
+}
+END_TEST
+
 #define NO_DIRECTORY                                                                               \
     "cannot enter /nonexistent: No such file or directory; --remote-dir names another directory\n"
 
@@ -486,6 +538,7 @@ static TCase *make_bad_case(void)
     tcase_add_test(tests, a_rank_that_fails_ends_the_others);
     tcase_add_test(tests, a_command_that_is_not_there_has_the_shells_exit_code);
     tcase_add_test(tests, hosts_that_cannot_be_reached_are_all_told);
+    tcase_add_test(tests, so_many_hosts_are_logged_in_to_at_a_time);
     tcase_add_test(tests, where_no_host_has_the_directory_all_are_told);
     tcase_add_test(tests, where_no_host_has_hvdd_all_are_told);
     tcase_add_test(tests, of_hosts_beside_a_first_one_that_fails_those_that_fail_are_told);
