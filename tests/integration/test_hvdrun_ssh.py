@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """hvdrun over a real sshd on this machine's loopback addresses, which it reaches as another host because a user is named."""
+import contextlib
 import getpass
 import os
 import pathlib
@@ -110,6 +111,31 @@ def test_port_and_key_can_be_given(server):
     done = server.run("-H", hosts, "-p", str(server.port), "-i", str(server.folder / "id"), "sh", "-c",
                       "[ $HVD_RANK = 0 ] && cat; exit 5", given=b"typed\n")
     assert done.returncode == 5 and "[0]<stdout>:typed\n" in done.stdout, done.stderr
+
+
+@contextlib.contextmanager
+def key_of_an_agent(server: Server) -> Iterator[None]:
+    """An ssh-agent alone has the key, and other hosts may ask it, too."""
+    path = server.folder / "agent"
+    with subprocess.Popen(["ssh-agent", "-D", "-a", str(path)], stdout=subprocess.DEVNULL) as agent:
+        try:
+            wait_until(path.exists, "ssh-agent to listen")
+            server.environment["SSH_AUTH_SOCK"] = str(path)
+            subprocess.run(["ssh-add", "-q", str(server.folder / "id")], env=server.environment, check=True)
+            (server.folder / "id").unlink()
+            client = server.folder / "client"
+            left = [line for line in client.read_text().splitlines() if "Identit" not in line]
+            client.write_text("\n".join(["ForwardAgent yes", *left, ""]))
+            yield
+        finally:
+            agent.terminate()
+
+
+def test_a_key_may_be_an_agents_which_a_relay_uses_too(server):
+    with key_of_an_agent(server):
+        done = server.run("-H", "n1:1,n2:1", "--fan-out", "1", "--verbose", "echo", "here")
+    assert done.returncode == 0 and done.stdout.count(":here\n") == 2, done.stderr
+    assert "hvdrun: n2: through n1\n" in done.stderr and "n2: ssh is pid" not in done.stderr, done.stderr
 
 
 def test_what_people_configure_for_their_sessions_is_not_done(server):
