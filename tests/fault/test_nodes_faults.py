@@ -310,6 +310,16 @@ def test_a_host_that_is_lost_before_its_rank_opens_is_named_to_those_that_wait(w
     check_told(waiting, [0, 1], at_ns, Status.ERR_NODE_LOST, [third.name, what])
 
 
+@pytest.mark.parametrize("victim", [1, 2])
+def test_ssh_that_is_killed_while_nodes_wait_ends_the_ranks_behind_it(waiting, victim):
+    """The rank of n2 waits, that of n3 has not opened."""
+    lost = waiting.nodes[victim]
+    at_ns = time.monotonic_ns()
+    os.kill(waiting.ssh_to(lost), signal.SIGKILL)
+    check_told(waiting, [0, 1][:victim], at_ns, (Status.ERR_NODE_LOST, *SSH_LOST), [f"{lost.name}|rank {victim}", "SIGTERM|hvdd|ssh"])
+    wait_until(lambda: f"hvdrun: lost the agent on {lost.name}: ssh was killed by signal 9 (SIGKILL)" in waiting.said(), waiting.said)
+
+
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_daemon_that_is_killed_before_any_rank_opens_is_named_to_those_that_come(make_nodes, victim):
     """Its own rank exits with 0 without a word. That of n1 is the one by which the nodes meet."""

@@ -154,6 +154,10 @@ class SpreadJob(Job):
         """The node's hvdrun --node; its guard has a name of its own."""
         return _only_process(node, "hvdrun --node", lambda pid, line: line.endswith("hvdrun --node") and procs.name(pid) == "hvdrun")
 
+    def ssh_to(self, node: Node) -> int:
+        """The ssh on the first node that leads to that one."""
+        return _only_process(self.nodes[0], f"ssh to {node.name}", lambda _pid, line: line.startswith("ssh ") and f" {node.name} " in line)
+
     def said(self) -> str:
         """What hvdrun, the daemons and the ranks have written so far."""
         return self.stderr.read_text(encoding="utf-8", errors="replace")
