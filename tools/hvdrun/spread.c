@@ -789,7 +789,7 @@ static uint64_t beat_ns(const struct spread *spread)
 }
 
 /* An agent that is starting its hvdd takes what comes as a sign that all is over: none goes there. Nor to one of
- * another version. */
+ * another version. What is on its way is a beat, too. */
 static void send_beats(struct spread *spread, uint64_t now_ns)
 {
     const struct hvi_launch_msg msg = {.kind = HVI_LAUNCH_BEAT};
@@ -799,12 +799,13 @@ static void send_beats(struct spread *spread, uint64_t now_ns)
     for (size_t i = 0; i < spread->hosts->count; i++) {
         struct place *place = &spread->places[i];
         const bool untold = place->greeted && !place->told && place->link.text[0] == '\0';
-        if (untold || place->ready)
+        if ((untold || place->ready) && run_link_queued(&place->link) == 0)
             run_link_send(&place->link, &msg);
     }
 }
 
-/* Silence counts only while we run ourselves, and read what comes. */
+/* Silence counts only while we run ourselves, and read what comes. An agent that takes much is no silent one; the
+ * last bytes are those that ssh or a relay takes in its place. */
 static void check_silence(struct spread *spread, uint64_t now_ns, bool unread)
 {
     const uint64_t silence_ns = spread->options->silence_ns;
@@ -816,7 +817,7 @@ static void check_silence(struct spread *spread, uint64_t now_ns, bool unread)
         struct place *place = &spread->places[i];
         struct run_link *link = &place->link;
         const size_t untaken = run_link_queued(link);
-        if (deaf || !place->ready || untaken < place->untaken)
+        if (deaf || !place->ready || (untaken > 0 && untaken < place->untaken))
             link->heard_ns = now_ns;
         place->untaken = untaken;
         if (!run_link_is_heard(link) || now_ns - link->heard_ns < silence_ns)

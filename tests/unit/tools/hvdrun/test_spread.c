@@ -474,25 +474,32 @@ START_TEST(an_agent_that_stands_still_is_given_up)
 END_TEST
 
 /* Three hosts behind one relay. A rank stops the process that the script finds. */
-static void stop_behind_a_relay(const char *script)
+static void stop_behind_a_relay(const char *options, const char *script)
 {
-    hvt_job_run(&job,
-                "-np 3 -H h1:1,h2:1,h3:1 --address @ --ssh-command @/ssh-script --fan-out 1 "
-                "--silence-time 0.3 --report-time 0.1",
-                script);
+    char words[256];
+    snprintf(words, sizeof words,
+             "-np 3 -H h1:1,h2:1,h3:1 --address @ --fan-out 1 --report-time 0.1 %s", options);
+    hvt_job_run(&job, words, script);
     expect_end(1);
 }
 
+/* What the relay says comes late, and each time with the word that the agent's stdin has room for a beat. */
 START_TEST(an_agent_behind_a_relay_that_stands_still_is_given_up)
 {
-    stop_behind_a_relay("test $HVD_RANK = 1 && kill -STOP $PPID; exec sleep 100");
-    EXPECT_ERR("lost the agent on h2: it has said nothing for 0.3 s (--silence-time)");
+    hvt_job_write(&job, "late",
+                  "#!/bin/sh\ncase \"$2\" in *--relay) ;; *) exec sh -c \"$2\";; esac\n"
+                  "sh -c \"$2\" | while dd bs=65536 count=1 2>$0.dd; ! grep -q ^0+0 $0.dd; do "
+                  "sleep 0.15; done\n");
+    stop_behind_a_relay("--ssh-command @/late --silence-time 0.4",
+                        "test $HVD_RANK = 1 && kill -STOP $PPID; exec sleep 100");
+    EXPECT_ERR("lost the agent on h2: it has said nothing for 0.4 s (--silence-time)");
 }
 END_TEST
 
 START_TEST(a_relay_that_stands_still_is_given_up)
 {
-    stop_behind_a_relay("read a b c relay rest </proc/$PPID/stat; "
+    stop_behind_a_relay("--ssh-command @/ssh-script --silence-time 0.3",
+                        "read a b c relay rest </proc/$PPID/stat; "
                         "test $HVD_RANK = 0 && kill -STOP $relay; exec sleep 100");
     EXPECT_ERR("lost the agent on h1: it has said nothing for 0.3 s (--silence-time)");
     EXPECT_ERR("lost the agent on h3: it has said nothing for 0.3 s (--silence-time)");
