@@ -8,8 +8,8 @@
  *     ^                            |
  *     +------- half is paid -------+
  *
- * The queue is no longer than what is accepted between two rests, so who has found a place in it waits for one rest. One
- * thread for each state. */
+ * Where the queue is no longer than what is accepted between two rests, a connection that has found a place in it waits for
+ * one rest; in a longer one, for a rest more with each HVI_PACE_BACKLOG before it. One thread for each state. */
 #ifndef HVI_BASE_PACE_H
 #define HVI_BASE_PACE_H
 
@@ -40,6 +40,12 @@ static inline bool hvi_pace_accepted(struct hvi_pace *pace, uint64_t now_ns)
         pace->flooded = false;
     pace->since = pace->flooded ? (pace->since + 1) % HVI_PACE_BACKLOG : 0;
     return pace->flooded && pace->since == 0;
+}
+
+/* One that was accepted turns out to be welcome: it costs nothing. */
+static inline void hvi_pace_refund(struct hvi_pace *pace)
+{
+    pace->paid_ns -= pace->paid_ns < HVI_PACE_EACH_NS ? pace->paid_ns : HVI_PACE_EACH_NS;
 }
 
 /* None is left to accept. True: a rest is due before this is looked at again. */

@@ -6,6 +6,7 @@
 #ifndef ENGINE_NET_NET_H
 #define ENGINE_NET_NET_H
 
+#include "base/pace.h"
 #include "base/seal.h"
 #include "daemon/engine/event/event.h"
 #include "daemon/engine/net/handshake.h"
@@ -65,6 +66,7 @@ struct engine_net {
     uint64_t logged_ns; /* when a refusal was last logged, and how many have come since */
     uint32_t unlogged;
     uint64_t paused_ns; /* when a lack of descriptors was last logged */
+    struct hvi_pace accepts;
     char
         paced[ENGINE_NET_PACE_NAME]; /* the system's congestion control, where it is not ours; "" */
     struct engine_net_identity identity;

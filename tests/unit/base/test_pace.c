@@ -56,6 +56,17 @@ START_TEST(a_flood_is_over_when_half_of_the_burst_is_paid)
 }
 END_TEST
 
+START_TEST(what_turns_out_to_be_welcome_costs_nothing)
+{
+    hvi_pace_refund(&pace);
+    for (unsigned i = 0; i < 3 * HVI_PACE_BURST; i++) {
+        ck_assert(!hvi_pace_accepted(&pace, now_ns));
+        hvi_pace_refund(&pace);
+    }
+    burst();
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("base/pace");
@@ -64,6 +75,7 @@ int main(void)
     tcase_add_test(tcase, a_burst_is_accepted_as_it_comes);
     tcase_add_test(tcase, a_flood_is_accepted_by_queues);
     tcase_add_test(tcase, a_flood_is_over_when_half_of_the_burst_is_paid);
+    tcase_add_test(tcase, what_turns_out_to_be_welcome_costs_nothing);
     suite_add_tcase(suite, tcase);
     return hvt_run_suite(suite);
 }

@@ -239,6 +239,7 @@ static void connect_everything(const char *address)
         engine_net_connect(&sides[1].net, 2, ENGINE_NET_DATA, lane, LONG);
     }
     until(sides[0].connected == 9 && sides[1].connected == 17 && sides[2].connected == 8, SOON);
+    ck_assert_uint_le(sides[1].net.accepts.paid_ns, hvi_clock_ns()); /* they cost nothing */
     for (uint32_t lane = 0; lane < 1 + ENGINE_NET_LANES; lane++) {
         expect_same_connection(sides[0].fds[1][lane], sides[1].fds[0][lane]);
         expect_same_connection(sides[1].fds[0][lane], sides[0].fds[1][lane]);
@@ -581,14 +582,13 @@ static bool is_closed(int fd)
     return got == 0 || (errno != EAGAIN && errno != EINTR);
 }
 
-/* A node that belongs here gets through whatever strangers do. */
+/* A node that belongs here gets through whatever strangers do: each time with another lane. */
 static void expect_open_house(void)
 {
-    int before = sides[1].connected;
+    const int here = sides[0].connected, there = sides[1].connected;
 
-    engine_net_gone(&sides[0].net, 1, CTL);
-    engine_net_connect(&sides[0].net, 1, CTL, LONG);
-    until(sides[1].connected == before + 1 && sides[0].failed == 0, SOON);
+    engine_net_connect(&sides[0].net, 1, ENGINE_NET_DATA, (uint32_t)there, LONG);
+    until(sides[0].connected == here + 1 && sides[1].connected == there + 1, SOON);
 }
 
 START_TEST(engines_of_another_job_or_epoch_are_refused_and_tell_why_they_failed)
@@ -711,32 +711,171 @@ START_TEST(a_slow_member_is_let_in)
 }
 END_TEST
 
+/* So many from this address. */
+static void knock_often(const char *from, int count, int *fds_p)
+{
+    for (int i = 0; i < count; i++)
+        fds_p[i] = knock(from);
+}
+
+static int count_closed(const int *fds, int count)
+{
+    int closed = 0;
+
+    for (int i = 0; i < count; i++)
+        closed += is_closed(fds[i]);
+    return closed;
+}
+
+static void close_often(const int *fds, int count)
+{
+    for (int i = 0; i < count; i++)
+        close(fds[i]);
+}
+
 START_TEST(strangers_are_few_from_one_address_and_in_all)
 {
-    enum { ADDRESSES = ENGINE_NET_WAITING_MAX / ENGINE_NET_PER_ADDRESS };
-    static int fds[ENGINE_NET_WAITING_MAX];
+    enum { FEW = ENGINE_NET_PER_ADDRESS, MANY = ENGINE_NET_WAITING_MAX };
+    static int fds[MANY];
     char from[] = "127.0.0.7";
 
     open_all("127.0.0.1");
-    for (uint32_t i = 0; i < ENGINE_NET_PER_ADDRESS; i++)
-        fds[i] = knock(from);
-    until(sides[1].net.waiting == ENGINE_NET_PER_ADDRESS, SOON);
+    knock_often(from, FEW, fds);
+    until(sides[1].net.waiting == FEW, SOON);
     int more = knock(from);
-    until(is_closed(more), SOON);
-    close(more);
+    until(is_closed(fds[0]), SOON);
     ck_assert(logged("too many connections of this address have not proved themselves"));
+    ck_assert_int_eq(count_closed(fds + 1, FEW - 1) + is_closed(more), 0);
+    close(fds[0]);
+    fds[0] = more; /* the youngest now; the next one is the oldest */
     expect_open_house();
-    for (uint32_t i = ENGINE_NET_PER_ADDRESS; i < ENGINE_NET_WAITING_MAX; i++) {
-        from[8] = (char)('1' + i / ENGINE_NET_PER_ADDRESS);
-        fds[i] = knock(from);
+    for (int i = FEW; i < MANY; i += FEW) {
+        from[8] = (char)('1' + i / FEW);
+        knock_often(from, FEW, fds + i);
     }
-    until(sides[1].net.waiting == ENGINE_NET_WAITING_MAX, SOON);
-    ck_assert_int_ge(ADDRESSES, 2);
+    until(sides[1].net.waiting == MANY, SOON);
     more = knock("127.0.0.9");
-    until(is_closed(more), SOON);
+    until(is_closed(fds[1]), SOON);
+    run_for(SEC / 50);
+    ck_assert_uint_eq(sides[1].net.waiting, MANY);
+    ck_assert_int_eq(count_closed(fds, MANY) + is_closed(more), 1);
+    expect_open_house();
+    close_often(fds, MANY);
     close(more);
-    for (uint32_t i = 0; i < ENGINE_NET_WAITING_MAX; i++)
-        close(fds[i]);
+    close_all();
+}
+END_TEST
+
+/* A hello as node 0 sends it; strangers may have seen it on the way. */
+static void make_hello(struct engine_net_handshake *hand_p)
+{
+    struct engine_net_identity identity;
+    unsigned char nonce[ENGINE_NET_NONCE_BYTES];
+
+    engine_net_nonce(nonce);
+    engine_net_identity_init(&identity, "job", 7, epoch_key, 0, SIDES);
+    engine_net_handshake_connect(hand_p, &identity, 1, CTL, nonce);
+}
+
+/* Each stranger says so many bytes of a hello, and has an answer where that is all of it. */
+static void say_hello(const int *fds, int count, size_t bytes)
+{
+    struct engine_net_handshake hand;
+
+    make_hello(&hand);
+    for (int i = 0; i < count; i++)
+        ck_assert_int_eq(send(fds[i], hand.out, bytes, 0), (ssize_t)bytes);
+    for (int i = 0; i < count && bytes == ENGINE_NET_HELLO_BYTES; i++)
+        until(recv(fds[i], hand.in, ENGINE_NET_HELLO_BYTES, MSG_DONTWAIT) > 0, SOON);
+}
+
+/* It has the engine's own address, and has all places of it. */
+START_TEST(a_crowd_keeps_no_engine_out)
+{
+    static const size_t said[] = {0, ENGINE_NET_HELLO_BYTES - 1, ENGINE_NET_HELLO_BYTES};
+    int fds[ENGINE_NET_PER_ADDRESS];
+
+    open_all("127.0.0.1");
+    for (size_t i = 0; i < sizeof said / sizeof said[0]; i++) {
+        knock_often("127.0.0.1", ENGINE_NET_PER_ADDRESS, fds);
+        until(sides[1].net.waiting == ENGINE_NET_PER_ADDRESS, SOON);
+        say_hello(fds, ENGINE_NET_PER_ADDRESS, said[i]);
+        expect_open_house();
+        ck_assert_int_eq(count_closed(fds, ENGINE_NET_PER_ADDRESS), 1);
+        close_often(fds, ENGINE_NET_PER_ADDRESS);
+        until(sides[1].net.waiting == 0, SOON);
+    }
+    close_all();
+}
+END_TEST
+
+START_TEST(strangers_with_a_hello_and_those_without_leave_room_for_each_other)
+{
+    enum { HALF = ENGINE_NET_PER_ADDRESS / 2 };
+    int with[2 * HALF], without[3 * HALF];
+
+    open_all("127.0.0.1");
+    knock_often("127.0.0.7", 2 * HALF, with);
+    say_hello(with, 2 * HALF, ENGINE_NET_HELLO_BYTES);
+    knock_often("127.0.0.7", HALF, without);
+    until(count_closed(with, 2 * HALF) == HALF, SOON);
+    run_for(SEC / 50);
+    ck_assert_int_eq(count_closed(with, HALF), HALF); /* the oldest */
+    ck_assert_int_eq(count_closed(without, HALF), 0);
+    knock_often("127.0.0.7", 2 * HALF, without + HALF);
+    until(count_closed(without, 3 * HALF) == 2 * HALF, SOON);
+    run_for(SEC / 50);
+    ck_assert_int_eq(count_closed(without, 2 * HALF), 2 * HALF);
+    ck_assert_int_eq(count_closed(with + HALF, HALF), 0);
+    close_often(with, 2 * HALF);
+    close_often(without, 3 * HALF);
+    close_all();
+}
+END_TEST
+
+/* Connections that nobody has accepted yet. */
+static uint32_t count_queued(void)
+{
+    struct tcp_info info = {0};
+    socklen_t length = sizeof info;
+
+    ck_assert_int_eq(getsockopt(sides[1].net.fd, IPPROTO_TCP, TCP_INFO, &info, &length), 0);
+    return info.tcpi_unacked;
+}
+
+/* A connection that is over before it is accepted. */
+static void knock_in_vain(void)
+{
+    const struct linger reset = {.l_onoff = 1};
+    int fd = knock("127.0.0.7");
+
+    setsockopt(fd, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+    close(fd);
+}
+
+/* How often the loop rests from so many of them. */
+static int count_rests(int connections)
+{
+    const uint64_t deadline_ns = SOON;
+    int rests = 0;
+
+    for (int i = 0; i < connections; i++) {
+        knock_in_vain();
+        while (i % 64 == 0 && count_queued() + sides[1].net.waiting > 0) {
+            const bool rested = sides[1].net.pause != NULL;
+            ck_assert(!hvi_deadline_passed(deadline_ns));
+            sd_event_run(event, 5000);
+            rests += !rested && sides[1].net.pause;
+        }
+    }
+    return rests;
+}
+
+START_TEST(accepting_rests_in_a_flood_of_strangers)
+{
+    open_all("127.0.0.1");
+    ck_assert_int_eq(count_rests(HVI_PACE_BURST), 0);
+    ck_assert_int_ge(count_rests(HVI_PACE_BURST), HVI_PACE_BURST / HVI_PACE_BACKLOG / 2);
     expect_open_house();
     close_all();
 }
@@ -797,6 +936,9 @@ static TCase *stranger_tests(void)
     tcase_add_test(tcase, silent_half_and_slow_strangers_have_five_seconds);
     tcase_add_test(tcase, a_slow_member_is_let_in);
     tcase_add_test(tcase, strangers_are_few_from_one_address_and_in_all);
+    tcase_add_test(tcase, a_crowd_keeps_no_engine_out);
+    tcase_add_test(tcase, strangers_with_a_hello_and_those_without_leave_room_for_each_other);
+    tcase_add_test(tcase, accepting_rests_in_a_flood_of_strangers);
     tcase_add_test(tcase, what_answers_at_a_peers_port_must_prove_itself_too);
     tcase_add_test(tcase, a_close_in_the_middle_leaves_nothing_open);
     return tcase;
