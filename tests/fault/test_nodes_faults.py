@@ -22,6 +22,7 @@ from hvt.spread import SpreadJob
 LOST_NS = 1_000_000_000
 SILENT_NS = 2_000_000_000
 SILENCE_NS = 5_000_000_000  # engine-silence
+STEADY_NS = 300_000_000  # from one sum to the next, where nothing disturbs the ranks
 ENDED_NS = 8_000_000_000  # hvdrun's agents give a hvdd 7 s to end
 ENGINE_PORT = 9631  # of the range, the last one that is free
 MESH_PORT = 9600  # the first one
@@ -69,13 +70,21 @@ def check_undisturbed(job, seconds):
 
 
 def end(job):
-    """They have all added up something, and stop."""
+    """They have all added up something, and stop. How long the longest sum took, in ns."""
     for rank in job.ranks:
         rank.post("stop")
+    worst_ns = 0
     for rank in job.ranks:
         reply = rank.collect()
         assert reply["status"] == Status.OK and reply["done"] > 0, (reply, job.said())
         assert rank.collect()["status"] == Status.OK
+        worst_ns = max(worst_ns, reply["worst_ns"])
+    return worst_ns
+
+
+def end_steady(job):
+    """Nothing has held the ranks up since the first sum."""
+    check_prompt("the next sum came", end(job), STEADY_NS)
 
 
 def told(job, ranks, at_ns, status, words):
@@ -630,7 +639,7 @@ def test_two_jobs_share_their_nodes_and_one_does_not_notice_the_end_of_the_other
         other.close()
         wait_until(lambda: [set(node.processes()) for node in nodes] == usual, "the other job to be gone from both nodes", 10)
         check_undisturbed(steady, 0)
-        end(steady)
+        end_steady(steady)
 
 
 @pytest.mark.parametrize("number, seconds", [(signal.SIGKILL, 1), (signal.SIGSTOP, 1),
@@ -644,7 +653,7 @@ def test_running_steps_go_on_while_every_daemon_is_dead_or_stands_still(job, num
     for pid in pids:
         os.kill(pid, number)
     check_undisturbed(job, seconds)
-    end(job)
+    end_steady(job)
     for pid in pids if number == signal.SIGSTOP else []:
         os.kill(pid, signal.SIGCONT)
     job.check_usable()
@@ -1065,7 +1074,7 @@ def test_strangers_at_every_port_disturb_no_running_op(job):
     assert 2 <= lines <= 2 * (time.monotonic() - began + 1), job.said()
     lines = job.said().count(" mesh mesh-refused: ")
     assert 1 <= lines <= time.monotonic() - began + 1, job.said()
-    end(job)
+    end_steady(job)
     job.check_usable()
 
 
@@ -1105,6 +1114,6 @@ def test_a_caller_with_an_old_epoch_or_another_key_is_refused_and_disturbs_no_ru
     check_undisturbed(job, 0.3)
     refused = re.findall(r" net connection-refused: (.*) peer=10\.77\.1\.1:\d+ more=0\n", job.said())
     assert refused == ["it belongs to another epoch of the job", "its proof is wrong: it has another key"], job.said()
-    end(job)
+    end_steady(job)
     job.check_usable()
     check_over(job)

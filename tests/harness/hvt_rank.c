@@ -32,7 +32,7 @@
  *     {"do": "free" | "abandon", "op": N, "unsaid": B (the library is not told that memory goes)}
  *     {"do": "loop", "session": 0, "name": S, "elements": N, "count": N, "for_ms": N, "memory": M,
  * "buffers": N (that are used by turns), "pause_us": N (between submitting and waiting), "rest_us": N (asleep after
- * each round)}
+ * each round)}      -> "at_ns", "done": N (rounds), "worst_ns": N (the longest time from the end of one to that of the next)
  * "keep": B (after a failure its memory stays), "blind": B (the rank itself does not touch its memory, which may
  * be gone)      allreduces until a failure; name "": unnamed
  *     {"do": "kept"} -> "first": N, "last": N   bytes there that have changed since; -1: none
@@ -1084,18 +1084,73 @@ static int reduce_once(struct hvd_session *session, const char *name, struct hvd
     return status;
 }
 
-/* The last element counts the ranks that want to stop, so that all stop in the same round. */
-static void fill_loop(float *data, int64_t elements, bool wants_to_stop)
+/* What a rank adds is its weight times a number of its round and element. The numbers repeat after a prime: chunks and
+ * rounds that change places have other ones. All sums are whole numbers below 2^24, so no order of adding matters. */
+#define PERIOD 251
+#define STRIDE 7 /* from a round to the next one */
+
+static float weight_of(int rank)
 {
-    for (int64_t i = 0; i < elements; i++)
-        data[i] = 1.0f;
+    return (float)(1 + rank % 16);
+}
+
+static float weight_of_all(int size)
+{
+    float weight = 0;
+    for (int rank = 0; rank < size; rank++)
+        weight += weight_of(rank);
+    return weight;
+}
+
+static int begin_of(int64_t round)
+{
+    return (int)(round * STRIDE % PERIOD);
+}
+
+/* The last element counts the ranks that want to stop, so that all stop in the same round. */
+static void fill_loop(float *data, int64_t elements, int64_t round, float weight,
+                      bool wants_to_stop)
+{
+    int number = begin_of(round);
+    for (int64_t i = 0; i < elements; i++) {
+        data[i] = weight * (float)(1 + number);
+        number = number + 1 < PERIOD ? number + 1 : 0;
+    }
     data[elements - 1] = wants_to_stop ? 1.0f : 0.0f;
 }
 
-/* Allreduces of ones whose sum is checked, until a failure, `count` rounds or `for_ms`. Blind ones tell each other nothing, so after
+static void check_loop(const float *data, int64_t elements, int64_t round, float weight)
+{
+    int number = begin_of(round);
+    for (int64_t i = 0; i < elements - 1; i++) {
+        const float sum = weight * (float)(1 + number);
+        number = number + 1 < PERIOD ? number + 1 : 0;
+        if (data[i] == sum)
+            continue;
+        fprintf(stderr, "hvt-rank: wrong sum %g instead of %g at %ld in round %ld\n",
+                (double)data[i], (double)sum, (long)i, (long)round);
+        exit(3);
+    }
+}
+
+/* What became of a loop: rounds that were done, and the longest time from one's end to that of the next one. */
+struct hvt_rounds {
+    int64_t done, ended_ns, worst_ns;
+};
+
+static void end_round(struct hvt_rounds *rounds)
+{
+    const int64_t last_ns = rounds->ended_ns;
+
+    rounds->ended_ns = now_ns();
+    if (rounds->done++ > 0 && rounds->ended_ns - last_ns > rounds->worst_ns)
+        rounds->worst_ns = rounds->ended_ns - last_ns;
+}
+
+/* Allreduces whose sums are checked, until a failure, `count` rounds or `for_ms`. Blind ones tell each other nothing, so after
  * `for_ms` one may have done a round more, and wait for the others. */
 static int loop(const cJSON *command, struct hvd_session *session, float *data, int64_t elements,
-                int64_t *done_p)
+                struct hvt_rounds *rounds)
 {
     int64_t count = get_int(command, "count", INT64_MAX >> 12), end_ns = now_ns();
     struct hvd_tensor tensor = hvd_tensor_1d(data, HVD_FLOAT32, elements);
@@ -1106,25 +1161,23 @@ static int loop(const cJSON *command, struct hvd_session *session, float *data, 
     int64_t buffers = get_int(command, "buffers", 1), pause_us = get_int(command, "pause_us", 0);
     int64_t rest_us = get_int(command, "rest_us", 0);
     bool blind = get_bool(command, "blind");
-    float *first = data, sum = (float)hvd_size(session);
-    for (*done_p = 0; *done_p < count && !stop && !(blind && now_ns() >= end_ns); (*done_p)++) {
-        tensor.data = data = first + *done_p % buffers * elements;
+    float *first = data, own = weight_of(hvd_rank(session)), all = weight_of_all(hvd_size(session));
+    while (rounds->done < count && !stop && !(blind && now_ns() >= end_ns)) {
+        const int64_t round = rounds->done;
+        tensor.data = data = first + round % buffers * elements;
         if (!blind)
-            fill_loop(data, elements, now_ns() >= end_ns || (until_stdin && asked_to_stop()));
+            fill_loop(data, elements, round, own,
+                      now_ns() >= end_ns || (until_stdin && asked_to_stop()));
         if (rest_us > 0)
             usleep((useconds_t)rest_us);
         int status = reduce_once(session, name, &tensor, pause_us);
         if (status != HVD_OK)
             return status;
+        end_round(rounds);
         if (blind)
             continue;
         stop = data[elements - 1] > 0.0f;
-        for (int64_t i = 0; i < elements - 1; i++) {
-            if (data[i] == sum)
-                continue;
-            fprintf(stderr, "hvt-rank: wrong sum %g at %ld\n", (double)data[i], (long)i);
-            exit(3);
-        }
+        check_loop(data, elements, round, all);
     }
     return HVD_OK;
 }
@@ -1144,17 +1197,19 @@ static void keep(const struct hvt_buffer *buffer)
 
 static void do_loop(const cJSON *command, cJSON *reply)
 {
-    int64_t elements = get_int(command, "elements", 16), done = 0;
+    int64_t elements = get_int(command, "elements", 16);
+    struct hvt_rounds rounds = {0};
     struct hvd_session *session = get_session(command);
     struct hvt_buffer buffer = {0};
     int status =
         get_buffer(session, get_memory(command, "memory"), (int)get_int(command, "gpu", 0),
                    (size_t)(elements * get_int(command, "buffers", 1)) * sizeof(float), &buffer);
     if (status == HVD_OK)
-        status = loop(command, session, buffer.data, elements, &done);
+        status = loop(command, session, buffer.data, elements, &rounds);
     add_int(reply, "at_ns", now_ns());
     add_status(reply, status);
-    add_int(reply, "done", done);
+    add_int(reply, "done", rounds.done);
+    add_int(reply, "worst_ns", rounds.worst_ns);
     if (status < 0 && get_bool(command, "keep"))
         keep(&buffer);
     else
