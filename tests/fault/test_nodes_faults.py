@@ -16,6 +16,7 @@ import pytest
 
 from hvt import Daemon, Status, check_prompt, new_keys, procs, program, scaled, sockets, wait_until, wire
 from hvt.build import BUILD
+from hvt.crowd import crowd
 from hvt.namespaces import mount
 from hvt.spread import SpreadJob
 
@@ -1076,6 +1077,25 @@ def test_strangers_at_every_port_disturb_no_running_op(job):
     assert 1 <= lines <= time.monotonic() - began + 1, job.said()
     end_steady(job)
     job.check_usable()
+
+
+def test_a_crowd_at_an_engines_port_keeps_no_engine_out(make_nodes):
+    """It comes from that node, and is there before the engine is."""
+    nodes = make_nodes(2, ssh=True, families=(4,))
+    job = SpreadJob(nodes, (1, 1), late=[0])
+    first, second = job.ranks
+    second.post_wait(second.submit("barrier"))
+    with crowd(nodes[0].popen, nodes[0].address, (nodes[1].address, ENGINE_PORT)):
+        refused = "net connection-refused: too many connections of this address have not proved themselves peer=10.77.1.1:"
+        wait_until(lambda: refused in job.said(), "the crowd to be there")
+        at_ns = time.monotonic_ns()
+        first.post("open")
+        assert first.collect_outcome().ok and first.outcome(first.submit("barrier")).ok and second.collect_outcome().ok, job.said()
+        check_prompt("the ranks met", time.monotonic_ns() - at_ns, 2_000_000_000)
+        begin(job)
+        check_undisturbed(job, 0.5)
+        end_steady(job)
+    check_over(job)
 
 
 # A hello of net/handshake.c: magic, version, purpose (control), lane, encrypts, 0, epoch, from, to, job, nonce

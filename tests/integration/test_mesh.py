@@ -8,7 +8,6 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import pytest
 
 from hvt import Daemon, Status, check_prompt, new_keys, procs, scaled, wait_until, wire
 from hvt.build import BUILD, program
+from hvt.crowd import crowd
 from hvt.ports import free_port
 from hvt.zmtp import Zmtp
 
@@ -546,36 +546,10 @@ def test_strangers_at_the_port_are_refused_and_disturb_nobody(keys):
         assert len(refused) <= time.monotonic() - began + 1, refused
 
 
-# Connects COUNT sockets from ADDRESS to PORT, says nothing, and connects each again when it has ended.
-_CROWD = """
-import resource, select, socket, sys
-address, port, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-resource.setrlimit(resource.RLIMIT_NOFILE, (count + 64,) * 2)
-poll, ends = select.poll(), {}
-while True:
-    while len(ends) < count:
-        one = socket.socket()
-        one.setblocking(False)
-        one.bind((address, 0))
-        one.connect_ex(("127.0.0.1", port))
-        ends[one.fileno()] = one
-        poll.register(one, select.POLLIN)
-    for fd, _ in poll.poll(1000):
-        try:
-            if ends[fd].recv(4096):
-                continue
-        except OSError:
-            pass
-        poll.unregister(fd)
-        ends.pop(fd).close()
-"""
-
-
 def test_a_crowd_of_silent_connections_from_one_address_keeps_no_node_out(keys):
     with listener(keys) as first:
         first.allow("mesh-refused")
-        crowd = subprocess.Popen([sys.executable, "-c", _CROWD, "127.0.0.2", str(port_of(first)), "1200"])
-        try:
+        with crowd(subprocess.Popen, "127.0.0.2", ("127.0.0.1", port_of(first))):
             first.expect_line("mesh-refused")
             time.sleep(0.5)  # they are all there
             for number in range(3):
@@ -584,6 +558,3 @@ def test_a_crowd_of_silent_connections_from_one_address_keeps_no_node_out(keys):
                     began_ns = time.monotonic_ns()
                     meet(first, second, f"j{number}")
                     check_prompt("the nodes met", time.monotonic_ns() - began_ns, 2_000_000_000)
-        finally:
-            crowd.kill()
-            crowd.wait()
