@@ -1086,7 +1086,7 @@ def test_a_crowd_at_an_engines_port_keeps_no_engine_out(make_nodes):
     first, second = job.ranks
     second.post_wait(second.submit("barrier"))
     with crowd(nodes[0].popen, nodes[0].address, (nodes[1].address, ENGINE_PORT)):
-        refused = "net connection-refused: too many connections of this address have not proved themselves peer=10.77.1.1:"
+        refused = f"net connection-refused: too many connections of this address have not proved themselves peer={nodes[0].address}:"
         wait_until(lambda: refused in job.said(), "the crowd to be there")
         at_ns = time.monotonic_ns()
         first.post("open")
