@@ -808,6 +808,24 @@ def test_a_host_that_cannot_reach_the_first_ones_daemon_is_named_and_nothing_run
         node.check_clean(10)
 
 
+def test_the_first_ones_daemon_that_is_killed_before_others_have_reached_it_is_named_and_nothing_runs(make_nodes):
+    nodes = make_nodes(2, ssh=True)
+    nodes[0].drop_port(MESH_PORT)
+    with nodes[1].popen([program("hvdrun"), "-H", "n1:1,n2:1", "--start-timeout", "60", "touch", "ran"], stderr=subprocess.PIPE,
+                        text=True) as launcher:
+        wait_until(lambda: any("--mesh-join" in line for line in nodes[1].processes().values()), "the hvdd of n2 to be there", 20)
+        at_ns = time.monotonic_ns()
+        os.kill(next(pid for pid, line in nodes[0].processes().items() if procs.name(pid) == "hvdd" and "--private" in line),
+                signal.SIGKILL)
+        said = launcher.communicate(timeout=60)[1]
+    check_prompt("hvdrun gave up", time.monotonic_ns() - at_ns, LOST_NS)
+    assert launcher.returncode == 1 and not (nodes.shared / "ran").exists()
+    assert re.match(r"hvdrun: n1: the private hvdd \(pid \d+\) was killed by signal 9 \(SIGKILL\) before the ranks were started\n",
+                    said), said
+    for node in nodes:
+        node.check_clean(10)
+
+
 @pytest.mark.parametrize("fault, elements", [("unplug", 1024), ("cut", 1 << 20), ("in", 1024), ("first in", 1024)])
 def test_a_node_that_is_cut_off_is_named_on_both_sides(job, fault, elements):
     """"in": what it sends arrives. "first": the one with the root."""

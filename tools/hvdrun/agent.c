@@ -149,11 +149,19 @@ static void send_exits(void *context, const struct run_exit *exits, size_t count
     send_message(agent, &msg);
 }
 
-static void send_lost(void *context, const char *how)
+/* Without a hvdd no rank can begin; those that run do not need it. */
+static void tell_gone(void *context, const char *how)
 {
+    struct agent *agent = context;
     struct hvi_launch_msg msg = {.kind = HVI_LAUNCH_LOST};
+    char text[256];
+    if (!agent->gone_on) {
+        snprintf(text, sizeof text, "%s before the ranks were started", how);
+        fail(agent, 1, text);
+        return;
+    }
     put_text(&msg, how);
-    send_message(context, &msg);
+    send_message(agent, &msg);
 }
 
 /* ---- start ---- */
@@ -309,7 +317,7 @@ static void open_node(struct agent *agent)
         .results = agent->results,
         .call_fd = agent->call_fd,
         .log = &agent->log,
-        .calls = {.context = agent, .say = say, .exited = send_exits, .daemon_gone = send_lost},
+        .calls = {.context = agent, .say = say, .exited = send_exits, .daemon_gone = tell_gone},
     };
     agent->opened = true;
     if (run_node_open(&agent->node, &agent->plan, text, sizeof text) != 0) {
@@ -667,6 +675,8 @@ static bool poll_once(struct agent *agent)
         run_polls_add(polls, agent->input_fd, POLLOUT, input_is_wanted, agent, 0);
     if (agent->gone_on)
         run_node_poll(&agent->node, polls);
+    else if (agent->opened)
+        run_node_poll_daemon(&agent->node, polls);
     return run_polls_wait(polls, next_time(agent));
 }
 

@@ -458,18 +458,36 @@ static void note_end(void *context, int index)
     node->ranks[index].signalled = true;
 }
 
+/* False: it has not ended. */
+static bool daemon_ends(struct run_node *node, char *how_p, size_t size)
+{
+    char fate[128];
+    if (!run_proc_look(&node->daemon.proc))
+        return false;
+    node->daemon_gone = true;
+    hvi_fate_describe(node->daemon.proc.fate, fate, sizeof fate);
+    snprintf(how_p, size, "the private hvdd (pid %d) %s", (int)node->daemon.proc.pid, fate);
+    return true;
+}
+
 static void look_at_daemon(void *context, int index)
 {
     struct run_node *node = context;
-    char fate[128], how[200];
+    char how[200];
     (void)index;
-    if (!run_proc_look(&node->daemon.proc))
+    if (!daemon_ends(node, how, sizeof how))
         return;
-    node->daemon_gone = true;
-    hvi_fate_describe(node->daemon.proc.fate, fate, sizeof fate);
-    snprintf(how, sizeof how, "the private hvdd (pid %d) %s", (int)node->daemon.proc.pid, fate);
     say(node, "%s; running jobs go on, but nobody can attach any more", how);
     if (node->plan->calls.daemon_gone != NULL)
+        node->plan->calls.daemon_gone(node->plan->calls.context, how);
+}
+
+static void look_before_start(void *context, int index)
+{
+    struct run_node *node = context;
+    char how[200];
+    (void)index;
+    if (daemon_ends(node, how, sizeof how))
         node->plan->calls.daemon_gone(node->plan->calls.context, how);
 }
 
@@ -517,6 +535,12 @@ void run_node_poll(struct run_node *node, struct run_polls *polls)
         run_polls_add(polls, node->daemon.proc.pidfd, POLLIN, look_at_daemon, node, 0);
     run_polls_add(polls, node->children_fd, POLLIN, reap_orphans, node, 0);
     run_stream_poll(node->plan->log, polls);
+}
+
+void run_node_poll_daemon(struct run_node *node, struct run_polls *polls)
+{
+    if (!node->daemon_gone)
+        run_polls_add(polls, node->daemon.proc.pidfd, POLLIN, look_before_start, node, 0);
 }
 
 void run_node_tick(struct run_node *node, uint64_t now_ns)

@@ -97,6 +97,8 @@ int run_node_open(struct run_node *node_p, const struct run_node_plan *plan, cha
 int run_node_start(struct run_node *node, int input_fd, char *text_p, size_t text_size);
 
 void run_node_poll(struct run_node *node, struct run_polls *polls);
+/* Before run_node_start: that hvdd has ended, for .daemon_gone, which has to be there. */
+void run_node_poll_daemon(struct run_node *node, struct run_polls *polls);
 /* After the calls of a poll: what has ended, and what time alone brings. */
 void run_node_tick(struct run_node *node, uint64_t now_ns);
 /* The next time for run_node_tick; HVI_NEVER for none. */

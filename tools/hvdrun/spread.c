@@ -377,6 +377,12 @@ static void run_all(struct spread *spread)
 }
 
 /* What has become of the hosts decides the next step. */
+/* The first host's hvdd is gone: those of the others would wait for it in vain. */
+static bool has_no_meeting(const struct spread *spread)
+{
+    return spread->stage == STAGE_PREPARE && spread->places[0].link.text[0] != '\0';
+}
+
 static void tick_start(struct spread *spread, uint64_t now_ns)
 {
     const bool late = now_ns >= spread->deadline_ns;
@@ -400,7 +406,7 @@ static void tick_start(struct spread *spread, uint64_t now_ns)
         failed += place->link.text[0] != '\0';
         done += there || place->link.text[0] != '\0';
     }
-    if (done < asked)
+    if (done < asked && !has_no_meeting(spread))
         return;
     if (failed > 0 && spread->stage == STAGE_MEET && !late) {
         check_others(spread);

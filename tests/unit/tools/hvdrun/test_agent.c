@@ -551,6 +551,19 @@ START_TEST(the_end_of_hvdrun_interrupts_the_start_of_hvdd)
 }
 END_TEST
 
+START_TEST(a_hvdd_that_ends_before_the_ranks_are_started_is_told)
+{
+    write_hvdd("echo a last word >&2\necho >/proc/self/fd/$ready\nexit 3\n");
+    send_start("true");
+    hvt_talk_expect(&talk, HVI_LAUNCH_READY);
+    const struct hvi_launch_msg msg = hvt_talk_expect(&talk, HVI_LAUNCH_FAILED);
+    ck_assert_ptr_nonnull(strstr(msg.text.text, "the private hvdd (pid "));
+    ck_assert_ptr_nonnull(strstr(msg.text.text, "with code 3 before the ranks were started"));
+    ck_assert_uint_eq(msg.text.code, 1);
+    ck_assert_int_eq(hvt_talk_end(&talk), 1);
+}
+END_TEST
+
 START_TEST(jobs_go_on_when_hvdd_has_ended)
 {
     be_first();
@@ -640,6 +653,7 @@ static TCase *make_daemon_case(void)
     tcase_add_test(tests, a_hvdd_that_hangs_is_given_up);
     tcase_add_test(tests, a_hvdd_that_is_not_there_is_told);
     tcase_add_test(tests, the_end_of_hvdrun_interrupts_the_start_of_hvdd);
+    tcase_add_test(tests, a_hvdd_that_ends_before_the_ranks_are_started_is_told);
     tcase_add_test(tests, jobs_go_on_when_hvdd_has_ended);
     tcase_add_test(tests, what_another_host_has_lost_is_passed_to_hvdd);
     return tests;

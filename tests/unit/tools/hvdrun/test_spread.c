@@ -392,6 +392,23 @@ START_TEST(of_hosts_beside_a_first_one_that_fails_those_that_fail_are_told)
 }
 END_TEST
 
+/* That of h2 would wait for it until its time is over. */
+START_TEST(the_end_of_the_hvdd_where_the_others_are_to_meet_ends_the_start)
+{
+    hvt_job_write(&job, "hvdd-script",
+                  "#!/bin/sh\nfor word; do case $last in --ready-fd) ready=$word;; "
+                  "--parent-fd) parent=$word;; --runtime-dir) dir=$word;; esac; last=$word; done\n"
+                  "case \"$*\" in *--mesh-join*) exec cat /proc/self/fd/$parent;; esac\n"
+                  "echo 9612 >$dir/mesh.port\necho >/proc/self/fd/$ready\nsleep 0.3\n"
+                  "kill -9 $$\n");
+    hvt_job_run(&job, "-np 2 -H localhost:1,127.0.0.1:1 --hvdd @/hvdd-script", "echo never");
+    expect_end(1);
+    EXPECT_ERR("hvdrun: localhost: the private hvdd (pid ");
+    EXPECT_ERR(") was killed by signal 9 (SIGKILL) before the ranks were started\n");
+    ck_assert_ptr_null(strstr(job.err, "127.0.0.1: "));
+}
+END_TEST
+
 START_TEST(a_host_that_does_not_answer_in_time_is_told)
 {
     hvt_job_write(&job, "hangs", "#!/bin/sh\nexec sleep 100\n");
@@ -549,6 +566,7 @@ static TCase *make_bad_case(void)
     tcase_add_test(tests, where_no_host_has_the_directory_all_are_told);
     tcase_add_test(tests, where_no_host_has_hvdd_all_are_told);
     tcase_add_test(tests, of_hosts_beside_a_first_one_that_fails_those_that_fail_are_told);
+    tcase_add_test(tests, the_end_of_the_hvdd_where_the_others_are_to_meet_ends_the_start);
     tcase_add_test(tests, a_host_that_does_not_answer_in_time_is_told);
     tcase_add_test(tests, an_interrupt_ends_the_start);
     tcase_add_test(tests, a_second_interrupt_waits_for_no_agent);
