@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The small set of the default run: a Horovod script's usual calls, once, on two ranks. The other files go deep."""
+"""The small set of the default run: a Horovod script's usual calls, once, on two ranks, and whole scripts on two nodes. The other files
+go deep."""
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
 
+import pytest
+
 from conftest import BUILD, clean_environment
+from two_nodes import check_that_it_trains
 
 
 def check_what_a_script_does() -> None:
@@ -53,6 +57,11 @@ def check_what_a_script_does() -> None:
 
 def test_what_a_script_does_on_two_ranks(ranks):
     ranks(2, check_what_a_script_does)
+
+
+@pytest.mark.parametrize("program", ["horovod_tensorflow.py", "horovod_keras.py"])
+def test_a_script_trains_on_two_nodes_and_both_have_the_same_model(program):
+    check_that_it_trains(program)
 
 
 def check_word_about_gpus():
