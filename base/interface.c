@@ -137,9 +137,15 @@ static int check(const char *wanted, bool *wishes_p, char *text_p, size_t text_s
 /* Bridges and cables of containers and virtual machines. Often each machine has one, with the same address everywhere. */
 static bool is_of_guests(const char *name)
 {
-    static const char *const begins[] = {"docker", "podman", "cni",   "lxcbr", "lxdbr",
-                                         "veth",   "br-",    "virbr", "vnet"};
+    static const char *const begins[] = {"docker", "podman", "cni",   "lxcbr",
+                                         "lxdbr",  "veth",   "virbr", "vnet"};
+    /* Docker's networks have 12 hexadecimal digits; br-ex is a host's own. */
+    static const char network[] = "br-";
+    const char *digits = name + sizeof(network) - 1;
 
+    if (strncmp(name, network, sizeof(network) - 1) == 0 && strlen(digits) == 12 &&
+        strspn(digits, "0123456789abcdef") == 12)
+        return true;
     for (size_t i = 0; i < sizeof(begins) / sizeof(begins[0]); i++) {
         if (strncmp(name, begins[i], strlen(begins[i])) == 0)
             return true;

@@ -226,8 +226,8 @@ static void begin_anew(struct mesh_seed *seed)
     gate_talk_fini(&seed->talk);
     gate_talk_init(&seed->talk, mesh_random(), true);
     gate_hosts_begin(&seed->hosts, hvi_clock_ns());
-    seed->behind = false;
     say_everything(seed);
+    seed->behind = false; /* what does not fit even now runs into its time */
 }
 
 /* ---- from one seed to another ---- */
@@ -932,13 +932,15 @@ static void give_up(struct gate_mesh *mesh, struct mesh_own *own)
     mesh_tell_error(mesh, &own->registered, HVI_ERR_ATTACH_TIMEOUT, text);
 }
 
+/* What waits for a mesh that is not open does so for SHUT_NS. */
 static bool is_late(const struct gate_mesh *mesh, const struct mesh_own *own, uint64_t now_ns)
 {
-    uint64_t limit_ns = own->timeout_ns + GRACE_NS;
+    const uint64_t limit_ns = own->timeout_ns + GRACE_NS;
+    const uint64_t shut_ns = own->since_ns > mesh->shut_ns ? own->since_ns : mesh->shut_ns;
 
-    if (!mesh->open && limit_ns > SHUT_NS)
-        limit_ns = SHUT_NS;
-    return now_ns >= own->since_ns + limit_ns;
+    if (!mesh->open && !own->gone && now_ns >= shut_ns + SHUT_NS)
+        return true;
+    return (own->gone || own->timeout_ns != 0) && now_ns >= own->since_ns + limit_ns;
 }
 
 static void give_up_late(struct gate_mesh *mesh, uint64_t now_ns)
@@ -951,7 +953,7 @@ static void give_up_late(struct gate_mesh *mesh, uint64_t now_ns)
             continue;
         if (own->gone)
             own_free(mesh, own);
-        else if (!own->answered && (own->timeout_ns != 0 || !mesh->open))
+        else if (!own->answered)
             give_up(mesh, own);
     }
 }

@@ -322,6 +322,8 @@ static void shut(struct gate_mesh *mesh)
     gate_socket_close(mesh->socket);
     mesh->socket = NULL;
     gate_keys_fini(&mesh->keys);
+    if (mesh->open)
+        mesh->shut_ns = hvi_clock_ns();
     mesh->open = false;
     mesh->port = 0;
 }

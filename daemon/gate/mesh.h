@@ -56,6 +56,7 @@ struct gate_mesh {
     char name[HVI_WIRE_NODE_NAME]; /* of this node: the allow-list's, else its host's */
     sd_event_source *tick;
     uint64_t open_ns;   /* when to try to open it again */
+    uint64_t shut_ns;   /* when it was last open; 0: never */
     uint64_t look_ns;   /* when to look at the allow-list again */
     uint64_t orphan_ns; /* when to end at the latest; 0: hvdd lives */
     uint64_t tick_ns;   /* the last tick */

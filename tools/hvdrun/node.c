@@ -482,12 +482,13 @@ static void look_at_daemon(void *context, int index)
         node->plan->calls.daemon_gone(node->plan->calls.context, how);
 }
 
+/* Where ranks have been started in this pass, look_at_daemon sees it in the next. */
 static void look_before_start(void *context, int index)
 {
     struct run_node *node = context;
     char how[200];
     (void)index;
-    if (daemon_ends(node, how, sizeof how))
+    if (node->alive == 0 && daemon_ends(node, how, sizeof how))
         node->plan->calls.daemon_gone(node->plan->calls.context, how);
 }
 

@@ -376,13 +376,14 @@ static void run_all(struct spread *spread)
     send_to_all(spread, &msg);
 }
 
-/* What has become of the hosts decides the next step. */
 /* The first host's hvdd is gone: those of the others would wait for it in vain. */
 static bool has_no_meeting(const struct spread *spread)
 {
-    return spread->stage == STAGE_PREPARE && spread->places[0].link.text[0] != '\0';
+    return spread->stage == STAGE_PREPARE && meets(spread) &&
+           spread->places[0].link.text[0] != '\0';
 }
 
+/* What has become of the hosts decides the next step. */
 static void tick_start(struct spread *spread, uint64_t now_ns)
 {
     const bool late = now_ns >= spread->deadline_ns;

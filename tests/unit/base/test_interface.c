@@ -94,8 +94,9 @@ END_TEST
 START_TEST(interfaces_of_containers_and_virtual_machines_come_after_others)
 {
     static const char *const guests[] = {
-        "docker0", "docker_gwbridge", "podman0",   "cni0",   "lxcbr0",
-        "lxdbr0",  "veth12ab34c",     "br-12ab3c", "virbr0", "vnet7"};
+        "docker0", "docker_gwbridge", "podman0",         "cni0",   "lxcbr0",
+        "lxdbr0",  "veth12ab34c",     "br-12ab3c45d67e", "virbr0", "vnet7"};
+    static const char *const own[] = {"br-ex", "br-mgmt", "br-12ab3c", "br-12ab3c45d67g", "br0"};
     struct hvi_interface two[] = {{.address = "198.51.100.1"},
                                   {.name = "bridge0", .address = "192.0.2.3"}};
     struct hvi_interface chosen;
@@ -109,6 +110,12 @@ START_TEST(interfaces_of_containers_and_virtual_machines_come_after_others)
         ck_assert_int_eq(hvi_interface_choose(guests[i], two, 2, &chosen, text, sizeof(text)),
                          HVI_OK);
         ck_assert_str_eq(chosen.name, guests[i]);
+    }
+    for (size_t i = 0; i < sizeof(own) / sizeof(own[0]); i++) {
+        snprintf(two[0].name, sizeof(two[0].name), "%s", own[i]);
+        ck_assert_int_eq(hvi_interface_choose("^eth0", two, 2, &chosen, text, sizeof(text)),
+                         HVI_OK);
+        ck_assert_str_eq(chosen.name, own[i]);
     }
 }
 END_TEST

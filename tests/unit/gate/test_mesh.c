@@ -1277,6 +1277,24 @@ START_TEST(an_interface_that_is_not_there_is_named)
 }
 END_TEST
 
+/* What was registered long before the mesh was shut has as much time as what is registered then. */
+START_TEST(a_mesh_that_was_open_has_its_time_from_when_it_was_shut)
+{
+    struct hvi_gate_start *start = &sides[0].gate.start;
+
+    snprintf(start->mesh_listen, sizeof(start->mesh_listen), "127.0.0.1:0");
+    snprintf(start->interface, sizeof(start->interface), "hvt-none0");
+    open_mesh(&sides[0]);
+    hear(&sides[0], HVI_GATE_STATE);
+    register_at(&sides[0], "job", 1, 0, 2);
+    sides[0].gate.mesh->shut_ns = hvi_clock_ns() + 10 * HVI_NS_SEC;
+    mesh_join_tick(sides[0].gate.mesh, hvi_clock_ns() + 14 * HVI_NS_SEC);
+    ck_assert(!hears(&sides[0]));
+    mesh_join_tick(sides[0].gate.mesh, hvi_clock_ns() + 15 * HVI_NS_SEC);
+    expect_error(&sides[0], "job", HVI_ERR_ATTACH_TIMEOUT, "hvt-none0");
+}
+END_TEST
+
 START_TEST(an_interface_gives_the_address_that_others_are_told)
 {
     struct hvi_gate_start *start = &sides[1].gate.start;
@@ -2653,6 +2671,7 @@ static void add_failures(Suite *suite)
     tcase_add_test(tcase, an_address_that_is_none_is_named);
     tcase_add_test(tcase, a_key_file_of_the_other_kind_is_named);
     tcase_add_test(tcase, an_interface_that_is_not_there_is_named);
+    tcase_add_test(tcase, a_mesh_that_was_open_has_its_time_from_when_it_was_shut);
     tcase_add_test(tcase, an_interface_gives_the_address_that_others_are_told);
     tcase_add_test(tcase, where_an_interface_is_listened_at_others_are_told_its_address);
     tcase_add_test(tcase, a_port_that_is_taken_is_said_once_and_tried_again);

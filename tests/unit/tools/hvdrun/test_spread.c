@@ -409,6 +409,21 @@ START_TEST(the_end_of_the_hvdd_where_the_others_are_to_meet_ends_the_start)
 }
 END_TEST
 
+/* With hvdds that are there nobody meets at the first host's. What h2 says after its greeting comes later. */
+START_TEST(a_first_host_that_fails_is_told_with_the_others_where_hvdds_are_there)
+{
+    hvt_job_write(&job, "late",
+                  "#!/bin/sh\n[ $1 = h1 ] && exec sh -c \"$2\"\n"
+                  "sh -c \"$2\" | { dd bs=65536 count=1 2>/dev/null; sleep 0.3; cat; }\n");
+    hvt_job_run(&job,
+                "-H h1:1,h2:1 --address @ --ssh-command @/late --remote-dir /nonexistent-directory",
+                "echo never");
+    expect_end(1);
+    EXPECT_ERR("hvdrun: h1: ");
+    EXPECT_ERR("hvdrun: h2: ");
+}
+END_TEST
+
 START_TEST(a_host_that_does_not_answer_in_time_is_told)
 {
     hvt_job_write(&job, "hangs", "#!/bin/sh\nexec sleep 100\n");
@@ -567,6 +582,7 @@ static TCase *make_bad_case(void)
     tcase_add_test(tests, where_no_host_has_hvdd_all_are_told);
     tcase_add_test(tests, of_hosts_beside_a_first_one_that_fails_those_that_fail_are_told);
     tcase_add_test(tests, the_end_of_the_hvdd_where_the_others_are_to_meet_ends_the_start);
+    tcase_add_test(tests, a_first_host_that_fails_is_told_with_the_others_where_hvdds_are_there);
     tcase_add_test(tests, a_host_that_does_not_answer_in_time_is_told);
     tcase_add_test(tests, an_interrupt_ends_the_start);
     tcase_add_test(tests, a_second_interrupt_waits_for_no_agent);
