@@ -12,6 +12,7 @@
 #   --python       what is measured through hvd.torch: --peers torch,horovod --only 'python-*'
 #   --tensorflow   through hvd.tensorflow: --peers tf221,tf215,horovod-tf,horovod-tf215 --only 'tensorflow-*'
 #   --nodes        between nodes, which are namespaces of this machine (root): --peers openmpi,impi,torch,horovod,iperf3
+#   --untuned      with --nodes: peers without algorithms that are chosen for this machine, divided cores and huge pages
 #   --only LIST    measures whose names match, e.g. 'allreduce-64M-*,idle-*'
 #   --rounds N     rounds per measure (5; quick: 1)
 #   --seconds S    time of each run (1; quick: 0.3)
@@ -27,7 +28,7 @@ unset HVD_ADDRESS # each run starts its own hvdd, of the build that is measured
 here=$(cd "$(dirname "$0")" && pwd)
 source_dir=$(dirname "$here")
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/hvd-bench
-out='' binaries='' foreign='' dirty='' nodes=''
+out='' binaries='' foreign='' dirty='' nodes='' untuned=''
 loadavg=$(cut -d' ' -f1-3 /proc/loadavg) # before this program adds to it
 peers=openmpi,impi,gloo,torch,horovod
 run_options=()
@@ -45,6 +46,7 @@ while [ $# -gt 0 ]; do
     --python) peers=torch,horovod && run_options+=(--only 'python-*') ;;
     --tensorflow) peers=tf221,tf215,horovod-tf,horovod-tf215 && run_options+=(--only 'tensorflow-*') ;;
     --nodes) peers=openmpi,impi,torch,horovod,iperf3 nodes=1 && run_options+=(--nodes) ;;
+    --untuned) untuned=1 && run_options+=(--untuned) ;;
     --only | --rounds | --seconds) run_options+=("$1" "${2:?$1 takes a value}") && shift ;;
     --dirty) dirty=1 ;;
     --bin) binaries=${2:?--bin takes a directory} && shift ;;
@@ -62,6 +64,7 @@ if [ -z "$dirty" ] && ! python3 "$here/machine.py" --source "$source_dir" --clea
     exit 2
 fi
 [ -z "$binaries" ] || foreign='The programs are from --bin: of which commit they are is not known.'
+[ -z "$untuned" ] || foreign="${foreign:+$foreign }Peers are untuned: no algorithm is chosen for them, cores are not divided, pages are ordinary."
 out=${out:-$source_dir/docs/measurements/$(date +%F)-compare}
 mkdir -p "$cache" "$out"
 out=$(cd "$out" && pwd)

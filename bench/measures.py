@@ -180,9 +180,10 @@ def _also_in_parts(choices: list[Setting]) -> list[Setting]:
                       for each in choices]
 
 
-def _settings_on_nodes(peer: str, measure: Measure) -> list[Setting]:
+def _settings_on_nodes(peer: str, measure: Measure, tuned: bool) -> list[Setting]:
     """MPI's ranks poll: where there are more of them than cores, nothing but those that yield is tried, as others take minutes."""
     crowded = measure.np > (os.cpu_count() or 1)
+    has_algorithms = tuned and measure.op == "allreduce" and measure.size >= 64 * KIB
     if peer == "openmpi":
         tcp = ("--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp", "--mca", "btl_tcp_if_include", "eth0")
         ucx = ("--mca", "pml", "ucx", "-x", "UCX_TLS=tcp,self,sm", "-x", "UCX_NET_DEVICES=eth0", "--mca", "pml_ucx_tls", "any",
@@ -190,14 +191,14 @@ def _settings_on_nodes(peer: str, measure: Measure) -> list[Setting]:
         yields = ("--mca", "mpi_yield_when_idle", "1")
         found = [] if crowded else [Setting("tcp", {}, tcp)]
         found += [Setting("tcp, yields", {}, (*tcp, *yields)), Setting("ucx, yields", {}, (*ucx, *yields))]
-        if measure.op == "allreduce" and measure.size >= 64 * KIB:
+        if has_algorithms:
             ring = _tuned("allreduce", 5, 256 * KIB)
             found.append(Setting(f"tcp, yields, {ring.text}", {}, (*tcp, *yields, *ring.arguments)))
         return found
     if peer == "impi":
         yields = {"I_MPI_THREAD_YIELD": "2"}
         found = [*([] if crowded else [Setting("defaults")]), Setting("I_MPI_THREAD_YIELD=2", yields)]
-        if measure.op == "allreduce" and measure.size >= 64 * KIB:
+        if has_algorithms:
             found += [Setting(f"I_MPI_THREAD_YIELD=2, {each.text}", yields | each.environment) for each in _adjust("ALLREDUCE", 2, 8)]
         return found
     if peer == "horovod":
@@ -205,12 +206,14 @@ def _settings_on_nodes(peer: str, measure: Measure) -> list[Setting]:
     return [Setting("defaults")]
 
 
-def settings(peer: str, measure: Measure) -> list[Setting]:
-    """The settings worth a trial for this peer and measure."""
+def settings(peer: str, measure: Measure, tuned: bool = True) -> list[Setting]:
+    """The settings worth a trial for this peer and measure. Not tuned: between nodes those without which it does not work well
+    anywhere."""
     gradients = measure.op in ("gradients", "hooks") and peer in (*MPI, "torch-ddp")
     if measure.nodes:
-        found = _settings_on_nodes(peer, measure)
-        return _also_in_parts(_gradients_of(peer, found) if gradients else found)
+        found = _settings_on_nodes(peer, measure, tuned)
+        found = _gradients_of(peer, found) if gradients else found
+        return _also_in_parts(found) if tuned else found
     found = _settings_here(peer, measure)
     found = _gradients_of(peer, found) if gradients else found
     crowded = measure.np > (os.cpu_count() or 1)

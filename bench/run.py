@@ -2,7 +2,7 @@
 """Runs the measures, everybody in turn within each round, and writes raw.jsonl.
 
     run.py --bin BUILD/bin --cache DIR --out DIR [--quick] [--peers a,b] [--only PATTERN,...] [--rounds N] [--seconds S]
-        [--nodes]
+        [--nodes] [--untuned]
 
 One line of raw.jsonl is one run: measure, who, setting, round, and the row it printed or its error. Before the rounds of a
 measure, every setting that measures.py lists for a peer has a short trial ("round": "trial"), and the fastest takes part. A
@@ -258,7 +258,7 @@ class Session:
     @functools.cached_property
     def several(self) -> Several:
         """What runs on several nodes."""
-        return Several(self.args.bin, self.args.cache, cpu_ns, extras)
+        return Several(self.args.bin, self.args.cache, cpu_ns, extras, tuned=not self.args.untuned)
 
     def note(self, measure: Measure, who: str, setting: str, turn, **result) -> None:
         """One line of the file."""
@@ -312,10 +312,10 @@ class Session:
         """The fastest setting in a trial of each; None when nothing works."""
         def trial(each: Chosen) -> float:
             return each.trial
-        best = min(self.trials(measure, peer, measures.settings(peer, measure)), key=trial)
+        best = min(self.trials(measure, peer, measures.settings(peer, measure, not self.args.untuned)), key=trial)
         if best.trial == float("inf"):
             return None
-        further = measures.further_settings(peer, measure, best.setting)
+        further = [] if self.args.untuned else measures.further_settings(peer, measure, best.setting)
         return min([best, *self.trials(measure, peer, further, FURTHER_LIMIT_S)], key=trial)
 
     def measure(self, measure: Measure) -> None:
@@ -350,6 +350,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=pathlib.Path, required=True)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--nodes", action="store_true")
+    parser.add_argument("--untuned", action="store_true")
     parser.add_argument("--peers", default=",".join(measures.PEERS))
     parser.add_argument("--only", default="*")
     parser.add_argument("--rounds", type=int)

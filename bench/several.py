@@ -103,7 +103,8 @@ class Several:
     """hvdd, the peers and what stands beside them, on nodes."""
 
     def __init__(self, binaries: pathlib.Path, cache: pathlib.Path, cpu_ns: Callable[[int], int],
-                 extras: Callable[[Measure, str], list[str]]) -> None:
+                 extras: Callable[[Measure, str], list[str]], tuned: bool = True) -> None:
+        self.pages = HUGE_PAGES if tuned else {}
         self.binaries, self.cache = binaries.resolve(), cache.resolve()
         self.cpu_ns, self.extras = cpu_ns, extras
         os.environ.setdefault("HVD_BUILD_DIR", str(self.binaries.parent))
@@ -230,13 +231,13 @@ class Several:
     def peer_commands(self, nodes: Any, peer: str, measure: Measure, setting: Setting, seconds: float) -> Commands:
         """Command lines and environments."""
         place = self.cache / measures.place_of(peer)
-        more = {"PATH": f"{place / 'bin'}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"} | HUGE_PAGES | setting.environment
+        more = {"PATH": f"{place / 'bin'}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"} | self.pages | setting.environment
         op = "gradients" if measure.op == "hooks" else measure.op
         bench = [op, str(HERE / "resnet50.sizes") if op == "gradients" else str(measure.size), str(seconds)]
         each = measure.np // measure.nodes
         part = [str(HERE / "peers/part.py"), str(measure.nodes)] if "BENCH_PARTS" in setting.environment else []
         if peer == "openmpi":
-            given = [word for name in HUGE_PAGES for word in ("-x", name)]
+            given = [word for name in self.pages for word in ("-x", name)]
             return [(nodes[0], [str(place / "bin/mpirun"), "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-H",
                                 hosts_of(measure), "-np", str(measure.np), *given, *setting.arguments, *part, str(place / "mpi_bench"), *bench,
                                 *self.extras(measure, "")], more)]

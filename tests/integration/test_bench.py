@@ -475,6 +475,19 @@ def test_a_peer_is_started_on_the_first_node_or_on_each(make_nodes, tmp_path, pe
             assert peer != "openmpi" or all(f"-x {name}" in " ".join(command) for name in bench_several.HUGE_PAGES)
 
 
+@pytest.mark.parametrize("peer", ["openmpi", "impi", "horovod", "torch"])
+def test_an_untuned_peer_has_ordinary_pages_all_cores_and_its_own_algorithm(make_nodes, tmp_path, peer):
+    nodes = make_nodes(2)
+    several = bench_several.Several(pathlib.Path(program("hvd-perf")).parent, tmp_path, bench_run.cpu_ns, bench_run.extras, False)
+    measure = next(each for each in measures.MEASURES if each.name == "nodes-allreduce-64M-2x1")
+    tuned, untuned = ({each.text for each in measures.settings(peer, measure, how)} for how in (True, False))
+    assert untuned < tuned
+    for setting in measures.settings(peer, measure, False):
+        for _node, command, more in several.peer_commands(nodes, peer, measure, setting, 1.0):
+            said = " ".join([*command, *map(str, more), *more.values()])
+            assert not any(word in said for word in ("HUGE", "GLIBC_TUNABLES", "BENCH_PARTS", "part.py", "algorithm", "ADJUST")), said
+
+
 def test_the_start_has_two_cores_and_the_bench_has_its_own_again(monkeypatch):
     cores = [{0, 1, 2, 3}]
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: cores[-1])
