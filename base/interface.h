@@ -8,7 +8,7 @@
  *
  * Where the list has wishes, the first wish that an address meets decides; where it has exceptions alone,
  * the first address that is none of them and no loopback. Addresses of bridges and cables of containers and virtual machines
- * (docker0, veth*, br-*, virbr*), and of the loopback, come after all others, unless the list names the interface or the address.
+ * (docker0, Docker's br-*, veth*, virbr*), and of the loopback, come after all others, unless the list names the interface or the address.
  * Any thread. */
 #ifndef HVI_BASE_INTERFACE_H
 #define HVI_BASE_INTERFACE_H
